@@ -1,0 +1,1 @@
+"""Effects. One outside thing a file; no opinions."""

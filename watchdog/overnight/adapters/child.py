@@ -1,0 +1,156 @@
+"""Short-lived and long-lived helper processes that report from their own thread.
+
+A helper that hangs, floods or dies can never stop the supervisor: everything here runs in a
+daemon thread, output is bounded, and a deadline ends in SIGKILL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MAX_OUTPUT_BYTES = 1 << 20
+"""A helper that prints more than this is cut off; ours print a few hundred bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildResult:
+    """How a helper ended; `timed_out` ones were killed."""
+
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool
+
+    def json(self) -> dict[str, Any] | None:
+        """The JSON object on the last line of stdout, or None."""
+        lines = self.stdout.strip().splitlines()
+        try:
+            value = json.loads(lines[-1]) if lines else None
+        except ValueError:
+            return None
+        return value if isinstance(value, dict) else None
+
+    def complaint(self) -> str:
+        """One line that says what went wrong, for a log or a reason."""
+        if self.timed_out:
+            return "no answer before the deadline"
+        lines = self.stderr.decode(errors="replace").strip().splitlines()
+        return lines[-1][:300] if lines else f"exit status {self.returncode}"
+
+
+def module_argv(module: str, *arguments: str) -> list[str]:
+    """The command that runs one of our modules in a fresh interpreter of our own environment."""
+    return [sys.executable, "-m", module, *arguments]
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL the helper and whatever it started (it leads its own session)."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def run_child(
+    argv: Sequence[str],
+    *,
+    deadline_s: float,
+    done: Callable[[ChildResult], None],
+    stdin: bytes = b"",
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """Start a helper and return at once; `done` is called from a thread, exactly once.
+
+    `stdin` is the place for secrets: argv and environment are public on a shared machine.
+    """
+
+    def body() -> None:
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=None if env is None else dict(env),
+                start_new_session=True,
+            )
+        except OSError as error:
+            done(ChildResult(127, b"", str(error).encode(), timed_out=False))
+            return
+        timed_out = False
+        try:
+            out, err = process.communicate(stdin, timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+            _kill(process)
+            out, err = process.communicate()
+        done(
+            ChildResult(
+                process.returncode, out[:MAX_OUTPUT_BYTES], err[:MAX_OUTPUT_BYTES], timed_out
+            )
+        )
+
+    threading.Thread(target=body, name=f"child:{argv[-1][:40]}", daemon=True).start()
+
+
+class LineChild:
+    """A long-lived helper that prints one line an observation."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        on_line: Callable[[bytes], None],
+        on_exit: Callable[[int, str], None],
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start it; `on_exit(returncode, last stderr line)` is called once. Raises OSError."""
+        self._process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=None if env is None else dict(env),
+            start_new_session=True,
+        )
+        self._on_line = on_line
+        self._on_exit = on_exit
+        self._last_error = ""
+        threading.Thread(target=self._read_errors, name="child-stderr", daemon=True).start()
+        threading.Thread(target=self._read, name="child-stdout", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """The helper's process id."""
+        return self._process.pid
+
+    def _read(self) -> None:
+        stdout = self._process.stdout
+        assert stdout is not None
+        while line := stdout.readline(MAX_OUTPUT_BYTES):
+            self._on_line(line)
+        self._on_exit(self._process.wait(), self._last_error)
+
+    def _read_errors(self) -> None:
+        stderr = self._process.stderr
+        assert stderr is not None
+        while line := stderr.readline(4096):
+            self._last_error = line.decode(errors="replace").strip() or self._last_error
+
+    def close(self) -> None:
+        """Ask the helper to end (its stdin closes), without waiting."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        with contextlib.suppress(OSError):
+            stdin.close()
+
+    def kill(self) -> None:
+        """End a helper that does not answer."""
+        _kill(self._process)

@@ -1,0 +1,1 @@
+"""Decisions. No clock, process, file, socket, thread, randomness or logging in here."""

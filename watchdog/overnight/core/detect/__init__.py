@@ -1,0 +1,1 @@
+"""Detectors: one file a fault. Each judges the stream of accepted records."""

@@ -1,0 +1,300 @@
+"""The checkpoint ledger: candidate -> verified -> healthy | suspect | corrupt.
+
+The ledger keeps facts (seen, checked, confirmed, poisoned); what a checkpoint is worth follows
+from them when asked. A rollback target is older than the onset or there is none: never "the
+newest anyway". Checkpoints that a rollback left behind are of an abandoned future and are never
+targets again, so those that remain form one line of history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from overnight.core.events import (
+    CheckpointChecked,
+    CheckpointSecured,
+    CheckpointSeen,
+    Health,
+    Identity,
+    Position,
+    StepMetric,
+    Target,
+)
+
+
+class CheckpointsConfig(BaseModel):
+    """`[checkpoints]`: where they are, when they are trusted, how many are kept safe."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    glob: tuple[str, ...] = Field((), description="patterns of checkpoint files or directories")
+    keep: int = Field(2, ge=1, description="newest healthy checkpoints protected in the vault")
+    confirm_steps: int = Field(
+        100, ge=0, description="clean steps after a checkpoint that make it healthy"
+    )
+    confirm_records: int = Field(2, ge=1, description="at least this many records among them")
+    max_loss_s: float = Field(1800, gt=0, description="work in seconds one is willing to lose")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """All that is known of one checkpoint, by identity.
+
+    `position` is that of the last record that had arrived when it became complete; `order_step`
+    the step it is compared by (its own, where that lies within a log stride of the logged one).
+    """
+
+    identity: Identity
+    format: str
+    saved_utc: float
+    position: Position
+    step: int | None = None
+    order_step: int | None = None
+    in_place: bool = False
+    checked: Health | None = None
+    reason: str = ""
+    confirmed: bool = False
+    tainted: bool = False
+    clean_records: int = 0
+    poisoned: str = ""
+    abandoned: bool = False
+    gone: bool = False
+    vault_path: str | None = None
+
+    @property
+    def path(self) -> str:
+        """Where the worker can load it from now: the original while unchanged, else the vault."""
+        return self.vault_path if self.gone and self.vault_path else self.identity.path
+
+    @property
+    def available(self) -> bool:
+        """Whether its bytes still exist somewhere."""
+        return not self.gone or self.vault_path is not None
+
+
+class Ledger:
+    """Every checkpoint of the run, in the order in which they became complete."""
+
+    def __init__(self, config: CheckpointsConfig, entries: Iterable[Entry] = ()) -> None:
+        self._config = config
+        self._entries: dict[Identity, Entry] = {entry.identity: entry for entry in entries}
+        self._suspect_since: Position | None = None
+
+    # --- facts ---------------------------------------------------------------------------------
+
+    def seen(self, found: CheckpointSeen, *, last: StepMetric | None, stride: int) -> Entry:
+        """A complete checkpoint; what was at the same path before is gone."""
+        known = self._entries.get(found.identity)
+        if known is not None:
+            return known
+        for identity, entry in self._entries.items():
+            if identity.path == found.identity.path and not entry.gone:
+                self._entries[identity] = replace(entry, gone=True)
+        position = last.position if last else Position(0, 0)
+        entry = Entry(
+            identity=found.identity,
+            format=found.format,
+            saved_utc=found.saved_utc,
+            position=position,
+            step=found.step,
+            order_step=_order_step(found.step, last=last, stride=stride),
+            in_place=found.in_place,
+        )
+        self._entries[found.identity] = entry
+        return entry
+
+    def checked(self, answer: CheckpointChecked) -> None:
+        """The verifier's answer; a step it read fills one the name did not give."""
+        entry = self._entries.get(answer.identity)
+        if entry is None:
+            return
+        step = entry.step if entry.step is not None else answer.step
+        self._entries[answer.identity] = replace(
+            entry,
+            checked=answer.health,
+            reason=answer.reason,
+            step=step,
+            order_step=entry.order_step if entry.order_step is not None else step,
+        )
+
+    def secured(self, answer: CheckpointSecured) -> None:
+        """A vault copy exists now, or none could be made."""
+        entry = self._entries.get(answer.identity)
+        if entry is not None:
+            self._entries[answer.identity] = replace(entry, vault_path=answer.vault_path)
+
+    def gone(self, identity: Identity) -> None:
+        """The bytes at the path are no longer these."""
+        entry = self._entries.get(identity)
+        if entry is not None:
+            self._entries[identity] = replace(entry, gone=True)
+
+    def record(self, record: StepMetric, *, suspect: bool, suspect_since: Position | None) -> None:
+        """Evidence for or against the checkpoints before this record."""
+        self._suspect_since = suspect_since
+        for identity, entry in self._entries.items():
+            if entry.confirmed or entry.tainted or entry.abandoned:
+                continue
+            if record.position <= entry.position:
+                continue
+            if suspect:
+                self._entries[identity] = replace(entry, tainted=True)
+                continue
+            clean = entry.clean_records + 1
+            base = entry.order_step if entry.order_step is not None else 0
+            far_enough = record.step - base >= self._config.confirm_steps
+            self._entries[identity] = replace(
+                entry,
+                clean_records=clean,
+                confirmed=far_enough and clean >= self._config.confirm_records,
+            )
+
+    def records_lost(self) -> None:
+        """Some records were not read: nothing that waits for confirmation can have it now."""
+        for identity, entry in self._entries.items():
+            if not entry.confirmed:
+                self._entries[identity] = replace(entry, tainted=True)
+
+    def numeric_fault(self, *, onset: Position, onset_step: int | None, name: str) -> list[Entry]:
+        """Make suspect what was saved at or after the onset. Returns what it hit."""
+        hit = []
+        for identity, entry in self._entries.items():
+            if not entry.abandoned and not self._is_before(entry, onset, onset_step):
+                reason = f"saved at or after the onset of {name}"
+                reason += f" at step {onset_step}" if onset_step is not None else ""
+                self._entries[identity] = replace(entry, poisoned=reason)
+                hit.append(self._entries[identity])
+        return hit
+
+    def resumed_from(self, target: Identity | None) -> None:
+        """A new attempt continues from `target`: what came later is an abandoned future."""
+        chosen = self._entries.get(target) if target else None
+        for identity, entry in self._entries.items():
+            later = chosen is None or entry.position > chosen.position
+            if identity != target and later and not entry.abandoned:
+                self._entries[identity] = replace(entry, abandoned=True)
+        if chosen is not None:
+            self._entries[chosen.identity] = replace(chosen, abandoned=False)
+        self._suspect_since = None
+
+    # --- questions -----------------------------------------------------------------------------
+
+    def entries(self) -> list[Entry]:
+        """All entries, oldest first."""
+        return sorted(self._entries.values(), key=_age)
+
+    def find(self, path: str) -> Entry | None:
+        """The newest entry whose original or vault path is `path`."""
+        matches = [e for e in self.entries() if path in (e.identity.path, e.vault_path)]
+        return matches[-1] if matches else None
+
+    def health(self, entry: Entry) -> tuple[Health, str]:
+        """What a checkpoint is worth now, and why."""
+        since = self._suspect_since
+        doubtful = since is not None and entry.position >= since and not entry.abandoned
+        if entry.checked is Health.CORRUPT:
+            health, why = Health.CORRUPT, entry.reason
+        elif entry.poisoned:
+            health, why = Health.SUSPECT, entry.poisoned
+        elif doubtful:
+            health, why = Health.SUSPECT, "saved while the loss or gradient norm looked wrong"
+        elif entry.checked is None:
+            health, why = Health.CANDIDATE, "complete, not verified yet"
+        elif entry.checked is Health.UNVERIFIED:
+            health, why = Health.UNVERIFIED, entry.reason
+        elif entry.confirmed:
+            steps = self._config.confirm_steps
+            health, why = Health.HEALTHY, f"finite, and {steps} clean steps followed"
+        else:
+            waiting = "the steps after it did not stay clean" if entry.tainted else "still young"
+            health, why = Health.VERIFIED, f"finite; {waiting}"
+        return health, f"{why} (left behind by a rollback)" if entry.abandoned else why
+
+    def newest(self, *wanted: Health) -> Entry | None:
+        """The newest entry on the run's own line of history with one of these healths."""
+        for entry in reversed(self.entries()):
+            if not entry.abandoned and self.health(entry)[0] in wanted:
+                return entry
+        return None
+
+    def targets(
+        self, *, onset: Position | None = None, onset_step: int | None = None
+    ) -> list[Target]:
+        """What a recovery may resume from, newest first: verified or healthy, before the onset."""
+        found = []
+        for entry in reversed(self.entries()):
+            if entry.abandoned or not entry.available:
+                continue
+            if onset is not None and not self._is_before(entry, onset, onset_step):
+                continue
+            health, why = self.health(entry)
+            if health in (Health.HEALTHY, Health.VERIFIED):
+                found.append(
+                    Target(entry.path, entry.step, health, entry.position, entry.identity, why)
+                )
+        return found
+
+    def unchecked(
+        self, *, onset: Position | None = None, onset_step: int | None = None
+    ) -> list[Entry]:
+        """Candidates that a recovery should verify first, newest first."""
+        return [
+            entry
+            for entry in reversed(self.entries())
+            if entry.checked is None
+            and not entry.abandoned
+            and not entry.gone
+            and (onset is None or self._is_before(entry, onset, onset_step))
+        ]
+
+    def to_secure(self) -> list[Entry]:
+        """Entries that belong into the vault and are not there."""
+        return [e for e in self._protected() if e.vault_path is None and not e.gone]
+
+    def to_release(self) -> list[Entry]:
+        """Entries whose vault copy is no longer needed."""
+        keep = {entry.identity for entry in self._protected()}
+        return [e for e in self.entries() if e.vault_path is not None and e.identity not in keep]
+
+    def released(self, identity: Identity) -> None:
+        """The vault copy has been deleted."""
+        entry = self._entries.get(identity)
+        if entry is not None:
+            self._entries[identity] = replace(entry, vault_path=None)
+
+    def _protected(self) -> list[Entry]:
+        """The newest `keep` healthy ones, and the verified ones on the way to become that."""
+        healthy: list[Entry] = []
+        young: list[Entry] = []
+        for entry in reversed(self.entries()):
+            if entry.abandoned:
+                continue
+            health = self.health(entry)[0]
+            if health is Health.HEALTHY and len(healthy) < self._config.keep:
+                healthy.append(entry)
+            elif health is Health.VERIFIED and not healthy and not entry.tainted:
+                young.append(entry)
+        return young + healthy
+
+    def _is_before(self, entry: Entry, onset: Position, onset_step: int | None) -> bool:
+        if entry.position >= onset:
+            return False
+        if entry.order_step is None or onset_step is None:
+            return True
+        return entry.order_step < onset_step
+
+
+def _order_step(step: int | None, *, last: StepMetric | None, stride: int) -> int | None:
+    """The step that orders a checkpoint: its own while within one log stride of the logged one."""
+    if last is None:
+        return step
+    if step is not None and abs(step - last.step) <= max(stride, 1):
+        return step
+    return last.step
+
+
+def _age(entry: Entry) -> tuple[Position, float]:
+    return (entry.position, entry.saved_utc)
