@@ -48,8 +48,11 @@ class ChildResult:
 
 
 def module_argv(module: str, *arguments: str) -> list[str]:
-    """The command that runs one of our modules in a fresh interpreter of our own environment."""
-    return [sys.executable, "-m", module, *arguments]
+    """The command that runs one of our modules in a fresh interpreter of our own environment.
+
+    `-P`: a `queue.py` or `requests.py` in the training folder must not become ours.
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -150,6 +153,10 @@ class LineChild:
         assert stdin is not None
         with contextlib.suppress(OSError):
             stdin.close()
+
+    def terminate(self) -> None:
+        """SIGTERM, for a helper that has something to shut down; `kill` when it does not answer."""
+        self._process.terminate()
 
     def kill(self) -> None:
         """End a helper that does not answer."""

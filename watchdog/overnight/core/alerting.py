@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from overnight.core.events import Action, Fault, LrProof, Severity
-from overnight.core.incidents import Incident
+from overnight.core.story import Incident
 
 OPENED_DELAY_S = 10.0
 """An incident that heals within this time is one message, not two."""

@@ -67,24 +67,14 @@ NUMERIC_FAULTS = frozenset(
     }
 )
 
-_FAMILIES: Mapping[Fault, Family] = {
-    **dict.fromkeys(NUMERIC_FAULTS, Family.NUMERIC),
-    Fault.LR_NOT_REDUCED: Family.NUMERIC,
-    Fault.STALL: Family.PROGRESS,
-    Fault.SLOWDOWN: Family.PROGRESS,
-    Fault.CRASH: Family.EXIT,
-    Fault.CUDA_OOM: Family.EXIT,
-    Fault.HOST_OOM: Family.EXIT,
-    Fault.STARTUP_FAILURE: Family.EXIT,
-    Fault.GPU_HOT: Family.DEVICE,
-    Fault.GPU_THROTTLE: Family.DEVICE,
-    Fault.GPU_XID: Family.DEVICE,
-    Fault.GPU_ECC: Family.DEVICE,
-    Fault.GPU_LOST: Family.DEVICE,
-    Fault.DISK_FULL: Family.HOST,
-    Fault.CHECKPOINT_CORRUPT: Family.HOST,
-    Fault.CHECKPOINT_OVERDUE: Family.HOST,
+_MEMBERS = {
+    Family.NUMERIC: NUMERIC_FAULTS,
+    Family.PROGRESS: {Fault.STALL, Fault.SLOWDOWN, Fault.LR_NOT_REDUCED},
+    Family.EXIT: {Fault.CRASH, Fault.CUDA_OOM, Fault.HOST_OOM, Fault.STARTUP_FAILURE},
+    Family.DEVICE: {fault for fault in Fault if fault.value.startswith("gpu-")},
+    Family.HOST: {Fault.DISK_FULL, Fault.CHECKPOINT_CORRUPT, Fault.CHECKPOINT_OVERDUE},
 }
+_FAMILIES = {fault: family for family, faults in _MEMBERS.items() for fault in faults}
 
 
 def family_of(fault: Fault) -> Family:
@@ -209,6 +199,14 @@ class TreeStuck:
     at: float
     attempt: int
     pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Everything that the attempt's processes ever wrote has been read and reported."""
+
+    at: float
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)

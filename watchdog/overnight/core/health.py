@@ -9,7 +9,7 @@ targets again, so those that remain form one line of history.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,6 +23,7 @@ from overnight.core.events import (
     StepMetric,
     Target,
 )
+from overnight.core.story import Entry
 
 
 class CheckpointsConfig(BaseModel):
@@ -37,42 +38,6 @@ class CheckpointsConfig(BaseModel):
     )
     confirm_records: int = Field(2, ge=1, description="at least this many records among them")
     max_loss_s: float = Field(1800, gt=0, description="work in seconds one is willing to lose")
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """All that is known of one checkpoint, by identity.
-
-    `position` is that of the last record that had arrived when it became complete; `order_step`
-    the step it is compared by (its own, where that lies within a log stride of the logged one).
-    """
-
-    identity: Identity
-    format: str
-    saved_utc: float
-    position: Position
-    step: int | None = None
-    order_step: int | None = None
-    in_place: bool = False
-    checked: Health | None = None
-    reason: str = ""
-    confirmed: bool = False
-    tainted: bool = False
-    clean_records: int = 0
-    poisoned: str = ""
-    abandoned: bool = False
-    gone: bool = False
-    vault_path: str | None = None
-
-    @property
-    def path(self) -> str:
-        """Where the worker can load it from now: the original while unchanged, else the vault."""
-        return self.vault_path if self.gone and self.vault_path else self.identity.path
-
-    @property
-    def available(self) -> bool:
-        """Whether its bytes still exist somewhere."""
-        return not self.gone or self.vault_path is not None
 
 
 class Ledger:
@@ -180,11 +145,31 @@ class Ledger:
             self._entries[chosen.identity] = replace(chosen, abandoned=False)
         self._suspect_since = None
 
+    def forget_lost(self) -> list[Identity]:
+        """Drop entries whose bytes exist nowhere any more. Returns what was dropped."""
+        lost = [identity for identity, entry in self._entries.items() if not entry.available]
+        for identity in lost:
+            del self._entries[identity]
+        return lost
+
     # --- questions -----------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
         """All entries, oldest first."""
         return sorted(self._entries.values(), key=_age)
+
+    def listing(self) -> list[tuple[Entry, Health, str]]:
+        """Entries whose bytes exist, with their health and why, by step."""
+        rows = [(entry, *self.health(entry)) for entry in self.entries() if entry.available]
+        return sorted(rows, key=lambda row: (row[0].step is None, row[0].step or 0))
+
+    def described(self) -> list[Entry]:
+        """All entries with their health filled in, for the store and its readers."""
+        described = []
+        for entry in self._entries.values():
+            health, why = self.health(entry)
+            described.append(replace(entry, health=health, health_reason=why))
+        return described
 
     def find(self, path: str) -> Entry | None:
         """The newest entry whose original or vault path is `path`."""

@@ -6,23 +6,12 @@ It opens at the first warning or critical verdict, escalates with stronger ones,
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from enum import StrEnum
-from typing import Any
 
-from overnight.core.events import (
-    Action,
-    Decision,
-    Family,
-    Fault,
-    LrProof,
-    Position,
-    Severity,
-    Verdict,
-    family_of,
-)
+from overnight.core.events import Action, Decision, Family, Severity, Verdict, family_of
+from overnight.core.story import Incident
 
 CALM_RECORDS = 100
 """Records without a bad one after which an episode is over."""
@@ -31,58 +20,6 @@ JOIN_S = 10.0
 """A death this soon after a numeric verdict has the same cause."""
 
 _RANK = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
-
-
-@dataclass(frozen=True, slots=True)
-class Incident:
-    """The persisted story of one episode. Steps are the script's labels, times wall clock.
-
-    `last_bad` counts records over the whole run; `progress` lists the sub-steps of the recovery
-    that have been passed, each as (name, time_utc).
-    """
-
-    id: int
-    fault: Fault
-    severity: Severity
-    opened_utc: float
-    reason: str
-    action: Action
-    cause: str | None = None
-    closed_utc: float | None = None
-    onset: Position | None = None
-    onset_step: int | None = None
-    detected_step: int | None = None
-    evidence: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    checkpoint_path: str | None = None
-    checkpoint_step: int | None = None
-    lr_scale_before: float | None = None
-    lr_scale_after: float | None = None
-    lr_proof: LrProof | None = None
-    outcome: str | None = None
-    cost_steps: int | None = None
-    cost_s: float | None = None
-    needs_you: bool = False
-    advice: tuple[str, ...] = ()
-    acked_utc: float | None = None
-    drill: bool = False
-    last_bad: int = 0
-    recoveries: int = 0
-    progress: tuple[tuple[str, float], ...] = ()
-    unrecorded: bool = False
-
-    @property
-    def family(self) -> Family:
-        """The episode family of its fault."""
-        return family_of(self.fault)
-
-    @property
-    def open(self) -> bool:
-        """Whether the episode is still going on."""
-        return self.closed_utc is None
-
-    def passed(self, name: str, time_utc: float) -> Incident:
-        """The same incident with one more sub-step behind it."""
-        return replace(self, progress=(*self.progress, (name, time_utc)))
 
 
 class Change(StrEnum):
@@ -205,29 +142,3 @@ def _decided(incident: Incident, decision: Decision, record_count: int) -> Incid
 def decided(incident: Incident, decision: Decision) -> Incident:
     """The incident after a decision was made again (the checkpoint turned out to be another)."""
     return _decided(incident, decision, incident.last_bad)
-
-
-def to_json(incident: Incident) -> dict[str, Any]:
-    """The public form (docs/protocol.md, `incidents --json`), as plain values."""
-    path = incident.checkpoint_path
-    return {
-        "id": incident.id,
-        "fault": incident.fault.value,
-        "cause": incident.cause,
-        "severity": incident.severity.value,
-        "opened_utc": incident.opened_utc,
-        "closed_utc": incident.closed_utc,
-        "onset_step": incident.onset_step,
-        "detected_step": incident.detected_step,
-        "reason": incident.reason,
-        "evidence": dict(incident.evidence),
-        "action": incident.action.value,
-        "checkpoint": {"path": path, "step": incident.checkpoint_step} if path else None,
-        "lr_scale_before": incident.lr_scale_before,
-        "lr_scale_after": incident.lr_scale_after,
-        "lr_proof": incident.lr_proof.value if incident.lr_proof else None,
-        "outcome": incident.outcome,
-        "cost": {"steps": incident.cost_steps, "seconds": incident.cost_s},
-        "needs_you": incident.needs_you,
-        "drill": incident.drill,
-    }

@@ -1,0 +1,1 @@
+"""Checkpoints on disk: found, verified without unpickling, kept safe from rotation."""

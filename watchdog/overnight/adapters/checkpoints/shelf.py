@@ -1,0 +1,108 @@
+"""All that the supervisor may ask about checkpoints, behind one face."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from overnight.adapters.checkpoints.discover import (
+    CheckpointWatcher,
+    fixed_prefix,
+    glob_regex,
+    identity_of,
+)
+from overnight.adapters.checkpoints.vault import Vault
+from overnight.adapters.child import ChildResult, module_argv, run_child
+from overnight.core.events import (
+    CheckpointChecked,
+    CheckpointGone,
+    CheckpointSecured,
+    CheckpointSeen,
+    Health,
+    Identity,
+)
+
+VERIFY_S = 900.0
+"""Even 100 GB on a slow disk is read in this time; a verifier that takes longer is stuck."""
+
+Report = Callable[[CheckpointSeen | CheckpointGone | CheckpointChecked | CheckpointSecured], None]
+
+
+class Shelf:
+    """Discovery, verification and vault of one run. Everything returns at once and reports."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        patterns: Sequence[str],
+        workdir: Path,
+        since_utc: float,
+        report: Report,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._report = report
+        self._clock = clock
+        self._workdir = workdir
+        self._patterns = [str(workdir / pattern) for pattern in patterns]
+        self._watcher = CheckpointWatcher(
+            patterns=patterns, workdir=workdir, since_utc=since_utc, report=report, clock=clock
+        )
+        self._vault = Vault(name=name, report=report, clock=clock)
+
+    def start(self, known: Sequence[Identity]) -> None:
+        """Begin to watch; what is known is not reported again."""
+        self._watcher.start(known)
+
+    def announce(self, path: str, step: int | None) -> None:
+        """The worker says that a checkpoint is complete."""
+        self._watcher.announce(self._workdir / path, step=step)
+
+    def verify(self, identity: Identity) -> None:
+        """Read it in a niced child, without unpickling; CheckpointChecked follows."""
+
+        def done(result: ChildResult) -> None:
+            self._report(self._checked(identity, result))
+
+        argv = module_argv("overnight.adapters.checkpoints.verify", identity.path)
+        run_child(argv, deadline_s=VERIFY_S, done=done)
+
+    def _checked(self, identity: Identity, result: ChildResult) -> CheckpointChecked:
+        answer = result.json()
+        if identity_of(Path(identity.path)) != identity:
+            reason = "it changed while it was being verified"
+            return CheckpointChecked(self._clock(), identity, Health.UNVERIFIED, reason)
+        if answer is None:
+            reason = f"the verifier failed: {result.complaint()}"
+            return CheckpointChecked(self._clock(), identity, Health.UNVERIFIED, reason)
+        health, reason = Health(answer["health"]), str(answer["reason"])
+        return CheckpointChecked(self._clock(), identity, health, reason, answer.get("step"))
+
+    def secure(self, identity: Identity, *, in_place: bool, has_step: bool) -> None:
+        """Make a protected copy; CheckpointSecured follows."""
+        linkable = has_step and not in_place
+        self._vault.secure(identity, beside=self._beside(identity), linkable=linkable)
+
+    def _beside(self, identity: Identity) -> Path:
+        """The parent of the pattern's fixed prefix, so that no pattern ever sees the vault."""
+        for pattern in self._patterns:
+            if glob_regex(pattern).fullmatch(identity.path):
+                return fixed_prefix(pattern).parent
+        folder = Path(identity.path).parent
+        return folder if folder == self._workdir else folder.parent
+
+    def release(self, vault_path: str) -> None:
+        """Delete a protected copy."""
+        self._vault.release(vault_path)
+
+    def unchanged(self, identity: Identity) -> bool:
+        """Whether the path still holds the very bytes that were verified."""
+        with contextlib.suppress(OSError):
+            return identity_of(Path(identity.path)) == identity
+        return False
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._watcher.close()

@@ -1,0 +1,1 @@
+"""Delivery of alerts: a short-lived child that speaks Apprise, one receiver at a time."""

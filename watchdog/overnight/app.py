@@ -1,0 +1,316 @@
+"""Builds a supervised run from its configuration; the only file that names concrete adapters."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from overnight.adapters.checkpoints.discover import identity_of, step_of
+from overnight.adapters.checkpoints.shelf import Shelf
+from overnight.adapters.console import Console
+from overnight.adapters.control import ControlServer
+from overnight.adapters.files import private_directory, write_json
+from overnight.adapters.gpu import GpuMonitor
+from overnight.adapters.housekeeping import Chores
+from overnight.adapters.lock import RunLock
+from overnight.adapters.notify.dispatch import Dispatcher
+from overnight.adapters.notify.receivers import Receiver, load_receivers
+from overnight.adapters.store import Store, StoreReader
+from overnight.adapters.tail import AttemptTails
+from overnight.adapters.worker import WorkerTree, is_alive
+from overnight.config import Config
+from overnight.core.environment import worker_environment
+from overnight.core.events import StopRequested, Target
+from overnight.core.orders import Memory
+from overnight.core.resume import base_lr
+from overnight.errors import StoreError, UsageError
+from overnight.supervisor import adoption
+from overnight.supervisor.inbox import Inbox
+from overnight.supervisor.journal import Journal
+from overnight.supervisor.loop import Supervisor
+from overnight.supervisor.ports import Effects
+from overnight.supervisor.run import Run, Settings
+
+GPU_INTERVAL_S = 2.0
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the command line asked for, after files and flags were merged."""
+
+    config: Config
+    name: str
+    command: tuple[str, ...]
+    workdir: Path
+    state_parent: Path
+    observe: bool = False
+    fresh: bool = False
+    echo: bool = False
+    from_checkpoint: Path | None = None
+    lr_scale: float | None = None
+    detach: bool = False
+
+    @property
+    def directory(self) -> Path:
+        """Where the run keeps its state."""
+        return self.state_parent / self.name
+
+
+def supervise(order: Order) -> int:
+    """Supervise one run to its end. Returns the exit status.
+
+    Raises UsageError for everything that must be right before anything is started.
+    """
+    _check_command(order)
+    receivers = load_receivers(order.config.notify.receivers)
+    lock = _locked(order)
+    try:
+        return _supervise(order, receivers, lock)
+    finally:
+        lock.release()
+
+
+def _check_command(order: Order) -> None:
+    if not order.workdir.is_dir():
+        raise UsageError(f"no such working directory: {order.workdir}")
+    program = order.command[0]
+    found = shutil.which(program, path=os.environ.get("PATH"))
+    if "/" in program:
+        found = shutil.which(str(order.workdir / program))
+    if found is None:
+        raise UsageError(f"cannot run {program}: no such program", hint="check the command")
+
+
+def _locked(order: Order) -> RunLock:
+    """The lock of the run's state directory, created if need be."""
+    lock = RunLock(order.directory)
+    try:
+        if order.fresh and order.directory.exists():
+            _archive(order)
+        private_directory(order.directory)
+        holder = lock.acquire()
+    except OSError as error:
+        raise UsageError(
+            f"cannot use the state directory {order.directory}: {error.strerror}",
+            hint="set OVERNIGHT_STATE_DIR to a directory that you can write",
+        ) from error
+    if holder is not None:
+        raise UsageError(
+            f"run {order.name} is already supervised (pid {holder})",
+            hint=f"overnight status {order.name}, or choose another --name",
+        )
+    return lock
+
+
+def _archive(order: Order) -> None:
+    """Put an earlier run of this name aside; nothing is deleted. Refuses while it lives."""
+    lock = RunLock(order.directory)
+    if lock.acquire() is not None:
+        raise UsageError(f"run {order.name} is being supervised", hint="overnight stop it first")
+    try:
+        memory = _memory(order.directory)
+        if memory is not None:
+            _refuse_living_worker(order.name, memory.run)
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        shelf = private_directory(order.state_parent / ".archive")
+        order.directory.rename(shelf / f"{order.name}-{stamp}")
+    finally:
+        lock.release()
+
+
+def _supervise(order: Order, receivers: tuple[Receiver, ...], lock: RunLock) -> int:
+    memory = _memory(order.directory)
+    if memory is not None:
+        adoption.refuse_other_run(memory.run, _wish(order))
+        _refuse_living_worker(order.name, memory.run)
+    settings = _settings(order, receivers)
+    run = adoption.restored(settings, order.config.checkpoints, order.config.policies, memory)
+    target = adoption.first_target(run, _wish(order), continues=memory is not None)
+    if order.detach:
+        _detach(order.name)
+        lock.renew()
+    console = Console(order.directory / "supervisor.log")
+    inbox = Inbox()
+    store = Store(order.directory)
+    effects = _effects(order, run, receivers, console=console, inbox=inbox, store=store)
+    journal = Journal(run, effects, memory.outbox if memory else ())
+    supervisor = Supervisor(run, effects, journal, inbox)
+    _announce(order, run, receivers, console, target)
+    server, chores = _services(order, inbox, console)
+    _handle_signals(inbox, console)
+    try:
+        return supervisor.supervise(target)
+    finally:
+        chores.close()
+        if server is not None:
+            server.close()
+        store.close()
+
+
+def _memory(directory: Path) -> Memory | None:
+    """What a run of this name left in the store, if anything. Raises UsageError."""
+    if not (directory / "store.db").exists():
+        return None
+    try:
+        return StoreReader(directory).memory()
+    except StoreError as error:
+        hint = error.hint or "start with --fresh to put the old state aside"
+        raise UsageError(str(error), hint=hint) from error
+
+
+def _refuse_living_worker(name: str, row: Mapping[str, Any]) -> None:
+    worker = row.get("worker")
+    if worker and is_alive(worker["pid"], worker["start_time"], worker["boot_id"]):
+        raise UsageError(
+            f"the worker of an earlier supervisor of {name} still runs (pid {worker['pid']})",
+            hint=f"let it finish, or end it with: kill {worker['pid']}",
+        )
+
+
+def _wish(order: Order) -> adoption.Wish:
+    """What the person asks of a run that may have a past."""
+    chosen = None
+    if order.from_checkpoint is not None:
+        path = order.from_checkpoint.absolute()
+        identity = identity_of(path)
+        if identity is None:
+            raise UsageError(f"no checkpoint at {path}", hint="check --from-checkpoint")
+        chosen = adoption.Chosen(identity, step_of(path))
+    return adoption.Wish(order.command, chosen, order.lr_scale)
+
+
+def _settings(order: Order, receivers: tuple[Receiver, ...]) -> Settings:
+    config = order.config
+    try:
+        rate = base_lr(order.command, config.resume)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    secrets = [*config.notify.receivers, *(receiver.url.reveal() for receiver in receivers)]
+    env = worker_environment(
+        os.environ,
+        secrets=secrets,
+        our_prefix=sys.prefix,
+        our_path=str(Path(__file__).resolve().parents[1]),
+        columns=shutil.get_terminal_size().columns if sys.stdout.isatty() else None,
+    )
+    return Settings(
+        name=order.name,
+        command=order.command,
+        workdir=order.workdir,
+        directory=order.directory,
+        env=env | config.run.env,
+        panel=config.panel,
+        stall=config.detect.stall,
+        gpu=config.gpu,
+        resume=config.resume,
+        grace_s=config.run.grace_s,
+        base_lr=rate,
+        observe=order.observe,
+    )
+
+
+def _effects(
+    order: Order,
+    run: Run,
+    receivers: tuple[Receiver, ...],
+    *,
+    console: Console,
+    inbox: Inbox,
+    store: Store,
+) -> Effects:
+    return Effects(
+        clock=time.monotonic,
+        wall=time.time,
+        worker=WorkerTree(inbox.put),
+        tails=AttemptTails(inbox.put, echo_to=sys.stdout.fileno() if order.echo else None),
+        checkpoints=Shelf(
+            name=order.name,
+            patterns=order.config.checkpoints.glob,
+            workdir=order.workdir,
+            since_utc=run.started_utc,
+            report=inbox.put,
+        ),
+        store=store,
+        dispatcher=Dispatcher(receivers=receivers, report=inbox.put),
+        gpu=GpuMonitor(
+            interval_s=GPU_INTERVAL_S,
+            visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+            report=inbox.put,
+        ),
+        say=console.say,
+        write_control=write_json,
+        jitter=random.random,
+        receivers=tuple(receiver.key for receiver in receivers),
+    )
+
+
+def _announce(
+    order: Order,
+    run: Run,
+    receivers: tuple[Receiver, ...],
+    console: Console,
+    target: Target | None,
+) -> None:
+    """Before the start: what is watched, which checkpoints, whether and how it can resume."""
+    where = order.directory / "attempts"
+    console.say(f"watching {' '.join(order.command)} as {order.name}, logs under {where}")
+    globs = ", ".join(order.config.checkpoints.glob)
+    found = globs or f"new .pt .pth .ckpt .safetensors files under {order.workdir}"
+    console.say(f"checkpoints: {found}")
+    sentence = run.means.sentence
+    if run.hello is None and not order.config.resume.args:
+        sentence += "; a script that cooperates says so when it starts"
+    console.say(f"resume: {sentence}")
+    labels = ", ".join(receiver.label for receiver in receivers)
+    console.say(f"alerts: {labels or 'nobody is told (add --notify URL)'}")
+    if target is not None:
+        console.say(f"continuing from {target.path} with the learning rate x{run.lr_scale:g}")
+
+
+def _services(order: Order, inbox: Inbox, console: Console) -> tuple[ControlServer | None, Chores]:
+    server = None
+    try:
+        server = ControlServer(order.directory, inbox.put)
+    except OSError as error:
+        console.say(f"warning: no control socket ({error.strerror}); stop with a signal")
+    chores = Chores(inbox.put)
+    chores.start()
+    return server, chores
+
+
+def _handle_signals(inbox: Inbox, console: Console) -> None:
+    """SIGINT and SIGTERM end the run, SIGHUP lets go of the terminal, SIGTSTP is refused."""
+
+    def stop(number: int, _frame: object) -> None:
+        inbox.put(StopRequested(time.monotonic(), number))
+
+    def hang_up(_number: int, _frame: object) -> None:
+        console.detach()
+
+    def refuse(_number: int, _frame: object) -> None:
+        console.say("a stopped watchdog watches nothing: Ctrl-Z is ignored (Ctrl-C ends the run)")
+
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGHUP, hang_up)
+    signal.signal(signal.SIGTSTP, refuse)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+
+def _detach(name: str) -> None:
+    """Go on in a session of our own; the shell gets its prompt back. Before any thread exists."""
+    if os.fork() > 0:
+        print(f"watching in the background: overnight status {name}")
+        os._exit(0)
+    os.setsid()
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(quiet, descriptor)

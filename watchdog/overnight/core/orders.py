@@ -1,0 +1,77 @@
+"""What the supervisor asks of the outside: launches, transactions, alerts. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from overnight.core.events import Identity, StepMetric
+from overnight.core.story import Entry, Incident
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Everything one attempt is started with."""
+
+    attempt: int
+    directory: Path
+    command: Sequence[str]
+    workdir: Path
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class NewAlert:
+    """An alert for one receiver, not yet in the outbox."""
+
+    incident: int
+    moment: str
+    receiver: str
+    severity: str
+    title: str
+    body: str
+    created_utc: float
+    due_utc: float
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRow:
+    """An alert in the outbox that is neither delivered nor given up."""
+
+    id: int
+    incident: int
+    moment: str
+    receiver: str
+    severity: str
+    title: str
+    body: str
+    created_utc: float
+    due_utc: float
+    failures: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One transaction. `replaces` names unsent alerts that a better one takes the place of."""
+
+    run: Mapping[str, Any] | None = None
+    incidents: Sequence[Incident] = ()
+    alerts: Sequence[NewAlert] = ()
+    replaces: Sequence[int] = ()
+    records: Sequence[StepMetric] = ()
+    checkpoints: Sequence[Entry] = ()
+    forgotten: Sequence[Identity] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """All that a run has left in its store."""
+
+    run: dict[str, Any]
+    incidents: list[Incident]
+    entries: list[Entry]
+    records: list[StepMetric]
+    outbox: list[OutboxRow]

@@ -1,0 +1,133 @@
+"""From lines to accepted records: one source feeds the detectors, positions order everything.
+
+The metrics file (JSON lines) is the source from its hello or its first metric on; worker.log is
+then read only for notes and causes. If the file falls silent while the log goes on, the log is
+the source again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from statistics import median
+from typing import Literal
+
+from overnight.core.events import LogChunk, Position, StepMetric
+from overnight.core.formats import Reading, WorkerEvent, read_json, read_line
+
+SILENT_FACTOR = 10
+"""A metrics file silent for this many of its median gaps, while the log goes on, is given up."""
+
+
+class RecordStream:
+    """The accepted records of one attempt."""
+
+    def __init__(self, attempt: int, *, records_before: int = 0) -> None:
+        """`records_before` numbers the steps of a script that prints none."""
+        self._attempt = attempt
+        self._count = 0
+        self._records_before = records_before
+        self._source: Literal["log", "metrics"] = "log"
+        self._floor: int | None = None
+        self._last: StepMetric | None = None
+        self._gaps: deque[float] = deque(maxlen=50)
+        self._metrics_at: float | None = None
+        self.total_steps: int | None = None
+        self.notes: list[str] = []
+
+    @property
+    def source(self) -> str:
+        """Which file feeds the detectors now."""
+        return "worker.log" if self._source == "log" else "the metrics file"
+
+    def read(self, chunk: LogChunk, *, time_utc: float) -> Iterator[StepMetric | WorkerEvent]:
+        """The records and protocol events of a chunk, in order."""
+        parse = read_json if chunk.source == "metrics" else read_line
+        for offset, line in enumerate(chunk.lines):
+            found = parse(line)
+            if found is None:
+                continue
+            if isinstance(found, WorkerEvent):
+                yield from self._event(found, chunk)
+                continue
+            if found.total_steps is not None:
+                self.total_steps = found.total_steps
+            if found.is_training_record and self._takes(found, chunk):
+                record = self._record(found, chunk, chunk.first_line + offset, time_utc)
+                if record is not None:
+                    yield record
+
+    def _event(self, event: WorkerEvent, chunk: LogChunk) -> Iterator[WorkerEvent]:
+        if chunk.source != "metrics":
+            return  # a log may print anything; the protocol has a file of its own
+        if event.name == "hello":
+            self._source, self._metrics_at = "metrics", chunk.at
+            total = event.fields.get("total_steps")
+            if isinstance(total, int) and total > 0:
+                self.total_steps = total
+        yield event
+
+    def _takes(self, reading: Reading, chunk: LogChunk) -> bool:
+        """Whether this chunk's file is the source; changes over where the rules say so."""
+        if chunk.source == "metrics":
+            if self._metrics_at is not None:
+                self._gaps.append(chunk.at - self._metrics_at)
+            self._metrics_at = chunk.at
+            if self._source == "log":
+                self._change_to("metrics")
+        elif self._source == "metrics":
+            if not self._metrics_fell_silent(reading, chunk.at):
+                return False
+            self._change_to("log")
+        if self._floor is not None and reading.step is not None:
+            if reading.step <= self._floor:
+                return False  # the other source has already given this one
+            self._floor = None
+        return True
+
+    def _change_to(self, source: Literal["log", "metrics"]) -> None:
+        self._source = source
+        self._floor = self._last.step if self._last else None
+
+    def _metrics_fell_silent(self, reading: Reading, at: float) -> bool:
+        """The log shows newer steps while the metrics file has long said nothing."""
+        newer = reading.step is not None and self._last and reading.step > self._last.step
+        if not newer or not self._gaps or self._metrics_at is None:
+            return False
+        silent = at - self._metrics_at
+        if silent <= max(SILENT_FACTOR * median(self._gaps), 1.0):
+            return False
+        self.notes.append(f"no metrics for {silent:.0f} s while the log goes on: reading the log")
+        return True
+
+    def _record(
+        self, reading: Reading, chunk: LogChunk, line: int, time_utc: float
+    ) -> StepMetric | None:
+        step = reading.step
+        if step is None:
+            step = self._records_before + self._count + 1
+        last = self._last
+        same = last is not None and last.step == step and reading.step is not None
+        if same and last is not None and (last.loss, last.grad_norm) == _pair(reading):
+            return None  # the same line again: another rank, a redrawn bar
+        self._count += 1
+        self._last = StepMetric(
+            at=chunk.at,
+            position=Position(self._attempt, self._count),
+            step=step,
+            loss=reading.loss,
+            grad_norm=reading.grad_norm,
+            lr=reading.lr,
+            tokens_per_s=reading.tokens_per_s,
+            epoch=reading.epoch,
+            loss_scale=reading.loss_scale,
+            skipped=reading.skipped,
+            digits=reading.digits,
+            line=line,
+            time_utc=time_utc,
+        )
+        return self._last
+
+
+def _pair(reading: Reading) -> tuple[float | None, float | None]:
+    return reading.loss, reading.grad_norm

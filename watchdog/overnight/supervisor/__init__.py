@@ -1,0 +1,1 @@
+"""The loop: one queue, one consumer, core decides, adapters act."""

@@ -1,0 +1,233 @@
+"""Writing down before acting: incidents, alerts, records and the run's row.
+
+If the store cannot commit, the supervisor acts anyway: alerts then live in memory until the end
+of the process, and the incident is marked unrecorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from overnight.core.alerting import Alert, Moment, retry_delay_s
+from overnight.core.events import AlertSent, Identity, StepMetric
+from overnight.core.orders import Batch, NewAlert, OutboxRow
+from overnight.core.story import Entry, Incident
+from overnight.errors import StoreError
+from overnight.supervisor.ports import Effects
+from overnight.supervisor.run import Run, snapshot_of
+
+RECORDS_EVERY_S = 1.0
+"""Records are committed together; a power cut may cost the last second of them."""
+
+KEEP_ALERTS_S = 30 * 86_400.0
+"""Delivered alerts are kept a month; incidents for ever."""
+
+log = logging.getLogger("overnight")
+
+
+class Journal:
+    """The supervisor's memory on disk and the outbox of its alerts."""
+
+    def __init__(self, run: Run, effects: Effects, waiting: Sequence[OutboxRow] = ()) -> None:
+        self._run = run
+        self._effects = effects
+        self._outbox: dict[int, OutboxRow] = {row.id: row for row in waiting}
+        self._in_flight: set[int] = set()
+        self._records: list[StepMetric] = []
+        self._written: dict[Identity, Entry] = {}
+        self._flushed_at = 0.0
+        self._memory_ids = itertools.count(-1, -1)
+        self._broken = False
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def incident(self, incident: Incident, alert: Alert | None) -> Incident:
+        """One transaction: incident, alert for every receiver, run. Marks it where it failed."""
+        alerts = self._addressed(alert) if alert is not None else []
+        replaced = self._replaced_by(alert) if alert is not None else []
+        rows = self._commit(
+            Batch(
+                run=self._row(),
+                incidents=[incident],
+                alerts=alerts,
+                replaces=replaced,
+                checkpoints=self._changed_entries(),
+            )
+        )
+        for key in replaced:
+            del self._outbox[key]
+        if rows is None:
+            self._written.clear()
+            incident = replace(incident, unrecorded=True)
+            rows = [self._in_memory(new) for new in alerts]
+        self._outbox.update({row.id: row for row in rows})
+        return incident
+
+    def _replaced_by(self, alert: Alert) -> list[int]:
+        """Unsent *opened* alerts of the same incident: the new one tells their story better."""
+        return [
+            row.id
+            for row in self._outbox.values()
+            if row.incident == alert.incident
+            and row.moment == Moment.OPENED
+            and row.id not in self._in_flight
+        ]
+
+    def note(self, incidents: Iterable[Incident]) -> None:
+        """Incidents that changed without anything to say."""
+        self._commit(Batch(run=self._row(), incidents=list(incidents)))
+
+    def record(self, record: StepMetric) -> None:
+        """Keep a record for the next flush."""
+        self._records.append(record)
+
+    def _changed_entries(self) -> list[Entry]:
+        """Ledger entries that are not on disk as they are now."""
+        changed = [
+            entry
+            for entry in self._run.ledger.described()
+            if self._written.get(entry.identity) != entry
+        ]
+        self._written.update({entry.identity: entry for entry in changed})
+        return changed
+
+    def forget(self, identities: Sequence[Identity]) -> None:
+        """Drop ledger entries whose bytes are gone."""
+        if identities:
+            self._commit(Batch(forgotten=identities))
+
+    def flush(self, at: float, *, force: bool = False) -> None:
+        """Commit what has gathered, about once a second."""
+        if not force and at - self._flushed_at < RECORDS_EVERY_S:
+            return
+        self._flushed_at = at
+        records, self._records = self._records, []
+        entries = self._changed_entries()
+        self._commit(Batch(run=self._row(), records=records, checkpoints=entries))
+
+    def snapshot(self) -> dict[str, Any]:
+        """The live answer to `overnight status`."""
+        return snapshot_of(self._run, now_utc=self._effects.wall(), alerts_waiting=self.waiting)
+
+    def _row(self) -> dict[str, Any]:
+        return self._run.row(self.snapshot())
+
+    def prune(self) -> None:
+        """Forget alerts that were delivered long ago."""
+        with contextlib.suppress(StoreError):
+            self._effects.store.prune(before_utc=self._effects.wall() - KEEP_ALERTS_S)
+
+    def _commit(self, batch: Batch) -> list[OutboxRow] | None:
+        try:
+            rows = self._effects.store.commit(batch)
+        except StoreError as error:
+            if not self._broken:
+                self._effects.say(f"warning: {error}; going on from memory")
+            self._broken = True
+            return None
+        if self._broken:
+            self._effects.say("the store can be written again")
+        self._broken = False
+        return rows
+
+    def _addressed(self, alert: Alert) -> list[NewAlert]:
+        now = self._effects.wall()
+        return [
+            NewAlert(
+                incident=alert.incident,
+                moment=alert.moment.value,
+                receiver=receiver,
+                severity=alert.severity.value,
+                title=alert.title,
+                body=alert.body,
+                created_utc=now,
+                due_utc=now + alert.delay_s,
+            )
+            for receiver in self._effects.receivers
+        ]
+
+    def _in_memory(self, alert: NewAlert) -> OutboxRow:
+        names = alert.__slots__
+        values = {name: getattr(alert, name) for name in names}
+        return OutboxRow(id=next(self._memory_ids), failures=0, error="", **values)
+
+    # --- delivering ------------------------------------------------------------------------------
+
+    def deliver(self) -> None:
+        """Hand every alert that is due to the sender; never waits."""
+        now = self._effects.wall()
+        for row in sorted(self._outbox.values(), key=_due):
+            if row.due_utc > now or row.id in self._in_flight:
+                continue
+            accepted = self._effects.dispatcher.send(
+                row.id, row.receiver, title=row.title, body=row.body, severity=row.severity
+            )
+            if accepted:
+                self._in_flight.add(row.id)
+
+    def sent(self, answer: AlertSent) -> None:
+        """Write down what a receiver answered; delivered only after it accepted."""
+        self._in_flight.discard(answer.alert_id)
+        row = self._outbox.get(answer.alert_id)
+        if row is None:
+            return
+        now = self._effects.wall()
+        if answer.ok:
+            del self._outbox[row.id]
+            self._quietly(row, lambda: self._effects.store.sent(row.id, time_utc=now))
+            return
+        delay = None
+        if not answer.permanent:
+            delay = retry_delay_s(row.failures + 1, age_s=now - row.created_utc)
+        due = None if delay is None else now + delay * (1 + 0.1 * self._effects.jitter())
+        log.warning("alert %d not delivered: %s", row.id, answer.error)
+        if due is None:
+            del self._outbox[row.id]
+            self._effects.say(f"an alert could not be delivered: {answer.error}")
+        else:
+            failures = row.failures + 1
+            self._outbox[row.id] = replace(row, failures=failures, due_utc=due, error=answer.error)
+        self._quietly(
+            row,
+            lambda: self._effects.store.not_sent(
+                row.id, error=answer.error, due_utc=due, time_utc=now
+            ),
+        )
+
+    def _quietly(self, row: OutboxRow, write: Callable[[], None]) -> None:
+        if row.id > 0:  # alerts that were never stored have negative ids
+            with contextlib.suppress(StoreError):
+                write()
+
+    def due_now(self) -> None:
+        """The run ends: every alert may leave at once."""
+        now = self._effects.wall()
+        self._outbox = {
+            key: replace(row, due_utc=min(row.due_utc, now)) for key, row in self._outbox.items()
+        }
+        with contextlib.suppress(StoreError):
+            self._effects.store.due_now(time_utc=now)
+
+    @property
+    def waiting(self) -> int:
+        """Alerts that no receiver has accepted yet."""
+        return len(self._outbox)
+
+    def untried(self) -> bool:
+        """Whether an alert has not had a first answer yet."""
+        return any(row.failures == 0 for row in self._outbox.values())
+
+    def next_due_s(self) -> float:
+        """Seconds until the next alert may leave."""
+        now = self._effects.wall()
+        dues = [row.due_utc - now for row in self._outbox.values() if row.id not in self._in_flight]
+        return max(0.0, min(dues, default=1.0))
+
+
+def _due(row: OutboxRow) -> tuple[float, int]:
+    return (row.due_utc, row.id)

@@ -1,0 +1,101 @@
+"""Looking after checkpoints: every one seen is verified, the good ones are kept safe."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+
+from overnight.core.events import (
+    CheckpointChecked,
+    CheckpointGone,
+    CheckpointSecured,
+    CheckpointSeen,
+    Health,
+    Identity,
+)
+from overnight.core.story import Entry
+from overnight.supervisor.journal import Journal
+from overnight.supervisor.ports import Effects
+from overnight.supervisor.run import Run
+
+log = logging.getLogger("overnight")
+
+
+class Keeper:
+    """Feeds the ledger, and has checkpoints verified and copied into the vault."""
+
+    def __init__(self, run: Run, effects: Effects, journal: Journal) -> None:
+        self._run = run
+        self._effects = effects
+        self._journal = journal
+        self._to_verify: deque[Identity] = deque()
+        self._verifying: set[Identity] = set()
+        self.securing: set[Identity] = set()
+
+    # --- what is reported ------------------------------------------------------------------------
+
+    def seen(self, seen: CheckpointSeen) -> None:
+        """A checkpoint is complete: place it in the history and have it verified."""
+        run = self._run
+        last = run.record_at(seen.saved_utc)
+        run.ledger.seen(seen, last=last, stride=run.stride)
+        self.verify(seen.identity)
+
+    def gone(self, gone: CheckpointGone) -> None:
+        """Its bytes are no longer at the path."""
+        self._run.ledger.gone(gone.identity)
+        self._journal.forget(self._run.ledger.forget_lost())
+
+    def checked(self, checked: CheckpointChecked) -> None:
+        """A verifier has answered; the next may start."""
+        self._run.ledger.checked(checked)
+        self._verifying.discard(checked.identity)
+        self._next()
+        if checked.health is not Health.VERIFIED:
+            name = Path(checked.identity.path).name
+            self._effects.say(f"checkpoint {name} is {checked.health}: {checked.reason}")
+        self.keep_safe()
+
+    def secured(self, secured: CheckpointSecured) -> None:
+        """The vault has a copy, or says why not."""
+        self.securing.discard(secured.identity)
+        self._run.ledger.secured(secured)
+        if secured.vault_path is None:
+            log.warning("%s: %s", secured.identity.path, secured.reason)
+
+    # --- what is asked for -----------------------------------------------------------------------
+
+    def verify(self, identity: Identity) -> None:
+        """Verify in the background, one at a time: the disk belongs to the training."""
+        self._to_verify.append(identity)
+        self._next()
+
+    def verify_first(self, entries: Iterable[Entry]) -> None:
+        """Verify these before everything else, all at once: nothing trains now."""
+        for entry in entries:
+            if entry.identity in self._to_verify:
+                self._to_verify.remove(entry.identity)
+            if entry.identity not in self._verifying:
+                self._verifying.add(entry.identity)
+                self._effects.checkpoints.verify(entry.identity)
+
+    def _next(self) -> None:
+        while self._to_verify and not self._verifying:
+            identity = self._to_verify.popleft()
+            self._verifying.add(identity)
+            self._effects.checkpoints.verify(identity)
+
+    def keep_safe(self) -> None:
+        """Copy into the vault what belongs there, release what no longer does."""
+        for entry in self._run.ledger.to_secure():
+            if entry.identity not in self.securing:
+                self.securing.add(entry.identity)
+                self._effects.checkpoints.secure(
+                    entry.identity, in_place=entry.in_place, has_step=entry.step is not None
+                )
+        for entry in self._run.ledger.to_release():
+            assert entry.vault_path is not None
+            self._effects.checkpoints.release(entry.vault_path)
+            self._run.ledger.released(entry.identity)

@@ -1,0 +1,109 @@
+"""Starting an attempt: command, environment and control file from a checkpoint and a scale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from overnight.core.detect.panel import Panel
+from overnight.core.detect.stall import StallDetector
+from overnight.core.events import Target
+from overnight.core.orders import Launch
+from overnight.core.records import RecordStream
+from overnight.core.resume import LrWatch, Route, Values, fill, resumed_command
+from overnight.supervisor.attempt import Attempt
+from overnight.supervisor.journal import Journal
+from overnight.supervisor.ports import Effects
+from overnight.supervisor.run import Run
+
+
+class Launcher:
+    """Turns a target and a learning-rate scale into a running worker."""
+
+    def __init__(self, run: Run, effects: Effects, journal: Journal) -> None:
+        self._run = run
+        self._effects = effects
+        self._journal = journal
+
+    def launch(
+        self,
+        target: Target | None,
+        *,
+        lr_scale: float,
+        skip: tuple[int, int] | None = None,
+        watch: LrWatch | None = None,
+    ) -> None:
+        """Start the next attempt from a checkpoint, or from scratch."""
+        run, settings = self._run, self._run.settings
+        resumes = target is not None and run.means.route is not Route.NONE
+        run.ledger.resumed_from(target.identity if target else None)
+        run.forget_future(target)
+        run.attempts += 1
+        run.lr_scale = lr_scale
+        run.scales[run.attempts] = lr_scale
+        values = Values(
+            checkpoint=target.path if target is not None and resumes else "",
+            attempt=run.attempts,
+            lr_scale=lr_scale,
+            step=target.step if target else None,
+            lr=None if settings.base_lr is None else settings.base_lr * lr_scale,
+            skip=skip,
+        )
+        directory = settings.directory / "attempts" / f"{run.attempts:04d}"
+        run.attempt = self._attempt(target, lr_scale, watch)
+        self._effects.write_control(
+            self._control_path, {"lr_scale": lr_scale, "skip": _skip_text(skip)}
+        )
+        self._journal.flush(self._effects.clock(), force=True)
+        command = list(settings.command)
+        if resumes:
+            command = resumed_command(command, settings.resume.args, values)
+        launch = Launch(
+            attempt=run.attempts,
+            directory=directory,
+            command=command,
+            workdir=settings.workdir,
+            env=self._env(values, directory, resumes=resumes),
+        )
+        self._effects.worker.start(launch)
+        self._effects.tails.open(run.attempts, directory)
+
+    def _attempt(self, target: Target | None, lr_scale: float, watch: LrWatch | None) -> Attempt:
+        run, settings = self._run, self._run.settings
+        at = self._effects.clock()
+        return Attempt(
+            number=run.attempts,
+            started_utc=self._effects.wall(),
+            resumed=target,
+            lr_scale=lr_scale,
+            stream=RecordStream(run.attempts, records_before=len(run.records)),
+            panel=Panel(settings.panel, list(run.records)),
+            stall=StallDetector(settings.stall, started_at=at),
+            watch=watch,
+        )
+
+    @property
+    def _control_path(self) -> Path:
+        return self._run.settings.directory / "control.json"
+
+    def _env(self, values: Values, directory: Path, *, resumes: bool) -> dict[str, str]:
+        """The worker's environment: the user's, the config's, and the protocol's."""
+        settings = self._run.settings
+        env = dict(settings.env)
+        env.setdefault("PYTHONUNBUFFERED", "1")  # Python block-buffers what goes to a file
+        if resumes:
+            config = settings.resume
+            env.update({name: fill(text, values) for name, text in config.env.items()})
+        skip = values.skip
+        return env | {
+            "OVERNIGHT_RUN": settings.name,
+            "OVERNIGHT_ATTEMPT": str(values.attempt),
+            "OVERNIGHT_METRICS": str(directory / "metrics.jsonl"),
+            "OVERNIGHT_RESUME": values.checkpoint,
+            "OVERNIGHT_LR_SCALE": f"{values.lr_scale:.10g}",
+            "OVERNIGHT_SKIP": _skip_text(skip),
+            "OVERNIGHT_CONTROL": str(self._control_path),
+        }
+
+
+def _skip_text(skip: tuple[int, int] | None) -> str:
+    return f"{skip[0]}:{skip[1]}" if skip else ""

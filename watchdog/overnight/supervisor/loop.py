@@ -1,0 +1,363 @@
+"""The loop: one queue, one consumer that owns all state.
+
+    observation -> parse -> detect -> policy -> (1) intention and alert on disk -> act -> outcome
+
+Threads and children only report into the queue. Deadlines run on the monotonic clock that comes
+with the observations; the wall clock is for people and disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from overnight.core.detect.gpu_hot import GpuHotDetector
+from overnight.core.events import (
+    AlertSent,
+    CheckpointChecked,
+    CheckpointGone,
+    CheckpointSecured,
+    CheckpointSeen,
+    Drained,
+    GpuSample,
+    GpuUnavailable,
+    Housekeeping,
+    Level,
+    LogChunk,
+    LrProof,
+    Request,
+    StepMetric,
+    StopRequested,
+    Target,
+    TreeGone,
+    TreeStuck,
+    WorkerExited,
+    WorkerStarted,
+)
+from overnight.core.exits import describe, diagnose
+from overnight.core.formats import WorkerEvent
+from overnight.core.lifecycle import Event, State
+from overnight.supervisor.attempt import Attempt
+from overnight.supervisor.inbox import Inbox
+from overnight.supervisor.journal import Journal
+from overnight.supervisor.judging import Judge, death_verdict
+from overnight.supervisor.keeping import Keeper
+from overnight.supervisor.ports import Effects
+from overnight.supervisor.recovery import Recoverer
+from overnight.supervisor.requests import answer
+from overnight.supervisor.run import Run, Stop
+
+TICK_S = 1.0
+ORPHANS_S = 5.0
+"""Background processes of a worker that ended well get this long; then they are left alone."""
+
+FLUSH_ALERTS_S = 10.0
+"""How long the end of the run waits for receivers; what they do not take waits on disk."""
+
+log = logging.getLogger("overnight")
+
+
+class Supervisor:
+    """Watches one run from its first attempt to its end."""
+
+    def __init__(self, run: Run, effects: Effects, journal: Journal, inbox: Inbox) -> None:
+        self._run = run
+        self._effects = effects
+        self._journal = journal
+        self._inbox = inbox
+        self._keeper = Keeper(run, effects, journal)
+        self._recoverer = Recoverer(run, effects, journal, self._keeper)
+        self._judge = Judge(run, effects, journal, self._recoverer)
+        self._gpu_hot = GpuHotDetector(run.settings.gpu)
+        self._ticked_at = 0.0
+        self._kill_at: float | None = None
+        self._drain_at: float | None = None
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            LogChunk: self._on_chunk,
+            WorkerStarted: self._on_started,
+            WorkerExited: self._on_exited,
+            TreeGone: self._on_tree_gone,
+            TreeStuck: self._on_tree_stuck,
+            Drained: self._on_drained,
+            GpuSample: self._on_gpu,
+            GpuUnavailable: self._on_gpu_unavailable,
+            CheckpointSeen: self._on_checkpoint_seen,
+            CheckpointGone: self._keeper.gone,
+            CheckpointChecked: self._on_checkpoint_checked,
+            CheckpointSecured: self._keeper.secured,
+            AlertSent: journal.sent,
+            StopRequested: self._on_stop_signal,
+            Request: self._on_request,
+            Housekeeping: self._on_housekeeping,
+        }
+
+    # --- from start to end -----------------------------------------------------------------------
+
+    def supervise(self, target: Target | None) -> int:
+        """Run the worker until the run has ended. Returns the exit status."""
+        run = self._run
+        self._effects.checkpoints.start([e.identity for e in run.ledger.entries() if not e.gone])
+        self._effects.gpu.start()
+        self._recoverer.launcher.launch(target, lr_scale=run.lr_scale)
+        while not run.life.ended:
+            self._turn()
+        self._finish()
+        return run.exit_status
+
+    def _turn(self) -> None:
+        """One observation, then whatever time has made due."""
+        observation = self._inbox.get(self._patience_s())
+        if observation is not None:
+            self._handlers[type(observation)](observation)
+        at = self._effects.clock()
+        self._recoverer.advance(at)
+        self._journal.deliver()
+        if at - self._ticked_at >= TICK_S:
+            self._ticked_at = at
+            self._tick(at)
+
+    def _patience_s(self) -> float:
+        """How long the queue may stay quiet before time alone makes something due."""
+        recovery = self._recoverer.current
+        due = recovery.due - self._effects.clock() if recovery else TICK_S
+        return min(TICK_S, max(0.005, due), max(0.02, self._journal.next_due_s()))
+
+    def _tick(self, at: float) -> None:
+        attempt = self._run.attempt
+        self._effects.gpu.check(at)
+        self._journal.flush(at)
+        if self._kill_at is not None and at >= self._kill_at:
+            self._kill_at = None
+            self._effects.worker.kill()
+        if self._drain_at is not None and at >= self._drain_at:
+            self._drain()
+        if attempt is not None and not attempt.condemned and attempt.exited is None:
+            self._check_stall(attempt, at)
+
+    def _finish(self) -> None:
+        """Close the books, then give the receivers a moment."""
+        run, at = self._run, self._effects.clock()
+        if run.life.state is State.COMPLETED:
+            run.exit_status, ending = 0, "the run completed"
+        else:
+            ending = run.ending or "the run ended"
+        closed = run.book.close_all(now_utc=self._effects.wall(), outcome=ending)
+        self._journal.note(closed)
+        self._journal.flush(at, force=True)
+        self._effects.checkpoints.close()
+        self._effects.gpu.close()
+        self._journal.due_now()
+        self._journal.deliver()
+        until = at + FLUSH_ALERTS_S
+        while self._journal.untried() and (at := self._effects.clock()) < until:
+            observation = self._inbox.get(until - at)
+            if isinstance(observation, AlertSent):
+                self._journal.sent(observation)
+                self._journal.deliver()
+        if self._journal.waiting:
+            self._effects.say(f"{self._journal.waiting} alerts wait for the next start")
+
+    # --- what the worker prints ------------------------------------------------------------------
+
+    def _on_chunk(self, chunk: LogChunk) -> None:
+        attempt = self._run.attempt
+        if attempt is None or chunk.attempt != attempt.number:
+            return
+        if chunk.source == "log":
+            attempt.tail.extend(chunk.lines)
+        if chunk.skipped_bytes:
+            self._run.ledger.records_lost()
+            self._effects.say(
+                f"warning: {chunk.skipped_bytes:,} bytes of log skipped, too far behind"
+            )
+        for found in attempt.stream.read(chunk, time_utc=self._effects.wall()):
+            if isinstance(found, WorkerEvent):
+                self._on_worker_event(found, attempt, chunk.at)
+            elif not attempt.condemned:
+                self._on_record(found, attempt)
+        if attempt.stream.total_steps is not None:
+            self._run.total_steps = attempt.stream.total_steps
+        while attempt.stream.notes:
+            self._effects.say(attempt.stream.notes.pop(0))
+
+    def _on_worker_event(self, event: WorkerEvent, attempt: Attempt, at: float) -> None:
+        fields = event.fields
+        if event.name == "hello":
+            before = self._run.means
+            self._run.hello = dict(fields)
+            if self._run.means != before:
+                self._effects.say(f"resume: {self._run.means.sentence}")
+        elif event.name == "phase":
+            attempt.stall.phase(str(fields.get("name", "")), at=at)
+        elif event.name == "checkpoint" and isinstance(fields.get("path"), str):
+            step = fields.get("step")
+            known_step = step if isinstance(step, int) else None
+            self._effects.checkpoints.announce(fields["path"], known_step)
+            self._recoverer.checkpoint_saved()
+
+    def _on_record(self, record: StepMetric, attempt: Attempt) -> None:
+        run = self._run
+        judgement = attempt.observe(record)
+        run.records.append(record)
+        run.record_count += 1
+        run.reached(record.step)
+        self._journal.record(record)
+        if run.life.state is State.STARTING:
+            run.life.apply(Event.FIRST_RECORD)
+        suspect = judgement.level >= Level.SUSPECT
+        run.ledger.record(record, suspect=suspect, suspect_since=judgement.suspect_since)
+        if not suspect:
+            self._recoverer.record(record)
+            self._judge.check_lr_proof(attempt, record)
+        if judgement.verdict is not None:
+            self._judge.judge(judgement.verdict)
+        self._keeper.keep_safe()
+        self._judge.close_calm()
+
+    def _check_stall(self, attempt: Attempt, at: float) -> None:
+        wants = attempt.stall.wants_witness(at)
+        cpu_s = self._effects.worker.cpu_seconds() if wants else None
+        verdict = attempt.check_stall(at, cpu_s) if wants else None
+        if verdict is not None:
+            self._judge.judge(verdict)
+
+    # --- the worker's processes ------------------------------------------------------------------
+
+    def _current(self, number: int) -> Attempt | None:
+        attempt = self._run.attempt
+        return attempt if attempt is not None and attempt.number == number else None
+
+    def _on_started(self, started: WorkerStarted) -> None:
+        attempt = self._current(started.attempt)
+        if attempt is None:
+            return
+        attempt.process = started
+        self._recoverer.started()
+        self._effects.say(f"attempt {attempt.number} started, pid {started.pid}")
+        self._journal.flush(started.at, force=True)
+
+    def _on_exited(self, exited: WorkerExited) -> None:
+        attempt = self._current(exited.attempt)
+        if attempt is None:
+            return
+        attempt.exited = exited.record
+        if exited.record.code == 0 and not attempt.condemned:
+            self._drain_at = exited.at + ORPHANS_S  # its background processes are its own affair
+        else:
+            self._effects.worker.kill()
+
+    def _on_tree_gone(self, gone: TreeGone) -> None:
+        if self._current(gone.attempt) is not None:
+            self._drain()
+
+    def _drain(self) -> None:
+        self._drain_at = None
+        self._kill_at = None
+        attempt = self._run.attempt
+        if attempt is not None and not attempt.draining:
+            attempt.draining = True
+            self._effects.tails.finish()
+
+    def _on_tree_stuck(self, stuck: TreeStuck) -> None:
+        pids = ", ".join(map(str, stuck.pids))
+        self._effects.say(
+            f"warning: processes {pids} do not die of SIGKILL: stuck in a driver or a filesystem;"
+            " a reboot may be needed"
+        )
+
+    def _on_drained(self, drained: Drained) -> None:
+        attempt = self._current(drained.attempt)
+        if attempt is None:
+            return
+        attempt.drained = True
+        if self._run.stop is not None:
+            self._interrupt(self._run.stop)
+        elif not attempt.condemned:
+            self._worker_ended(attempt)
+
+    def _worker_ended(self, attempt: Attempt) -> None:
+        """The worker ended by itself: done, or dead."""
+        record = attempt.exited
+        assert record is not None
+        if record.code == 0:
+            if self._recoverer.current is not None:
+                self._recoverer.conclude(LrProof.UNPROVEN if attempt.watch else None)
+            self._run.life.apply(Event.COMPLETE)
+            self._effects.say("completed")
+            return
+        death = diagnose(record, list(attempt.tail), any_record=attempt.records > 0)
+        self._judge.judge(death_verdict(attempt, death, at=self._effects.clock()), death)
+        self._run.signatures.append(death.signature)
+        if self._recoverer.current is None and not self._run.life.ended:
+            self._run.ending = f"the worker {describe(record)} and the config says to leave it"
+            self._run.life.apply(Event.HALT)
+
+    # --- checkpoints and GPU ---------------------------------------------------------------------
+
+    def _on_checkpoint_seen(self, seen: CheckpointSeen) -> None:
+        self._keeper.seen(seen)
+        self._recoverer.checkpoint_saved()
+
+    def _on_checkpoint_checked(self, checked: CheckpointChecked) -> None:
+        self._keeper.checked(checked)
+        self._recoverer.checked(checked.identity)
+
+    def _on_gpu(self, sample: GpuSample) -> None:
+        self._run.gpus[sample.uuid] = sample
+        self._recoverer.gpu(sample)
+        attempt = self._run.attempt
+        verdict = self._gpu_hot.observe(sample)
+        if verdict is not None and attempt is not None and not attempt.condemned:
+            self._judge.judge(verdict)
+
+    def _on_gpu_unavailable(self, unavailable: GpuUnavailable) -> None:
+        self._effects.say(f"gpu: {unavailable.reason}")
+        if unavailable.permanent:
+            self._run.gpus.clear()
+
+    # --- people ----------------------------------------------------------------------------------
+
+    def _on_stop_signal(self, request: StopRequested) -> None:
+        if self._run.stop is not None:
+            self._effects.say("killing the worker at once")
+            self._effects.worker.kill()
+            return
+        name = signal.Signals(request.signal).name
+        self.stop(Stop(128 + request.signal, f"stopped by {name}"), at=request.at)
+
+    def stop(self, stop: Stop, *, at: float) -> None:
+        """End the run: the worker is asked to save and exit, then killed."""
+        run, attempt = self._run, self._run.attempt
+        run.stop = stop
+        self._recoverer.abandon(stop.why)
+        if attempt is None or attempt.over:
+            self._interrupt(stop)
+            return
+        attempt.condemned = True
+        if run.life.state in (State.STARTING, State.RUNNING):
+            run.life.apply(Event.STOP)
+        grace_s = run.settings.grace_s
+        self._effects.say(f"{stop.why}: the worker has {grace_s:.0f} s to save and exit")
+        self._kill_at = at + grace_s
+        self._effects.worker.signal(signal.SIGTERM)
+
+    def _interrupt(self, stop: Stop) -> None:
+        self._run.exit_status = stop.exit_status
+        self._run.ending = stop.why
+        self._run.life.apply(Event.INTERRUPT)
+
+    def _on_request(self, request: Request) -> None:
+        request.reply(self.answer(request.op, request.args, at=request.at))
+
+    def answer(self, op: str, args: Mapping[str, Any], *, at: float) -> dict[str, Any]:
+        """A command from the control socket."""
+        if op == "stop":
+            self.stop(Stop(0, "stopped by overnight stop"), at=at)
+            return {"ok": True}
+        return answer(op, args, run=self._run, journal=self._journal)
+
+    def _on_housekeeping(self, due: Housekeeping) -> None:
+        log.info("housekeeping: %s", due.job)
+        self._journal.prune()

@@ -1,0 +1,407 @@
+"""The steps of one recovery, each a request whose result comes back through the queue.
+
+    STOPPING   the worker is told to end, or killed; until its tree is gone and its output read
+    CHECKING   candidates that nobody has verified yet are verified, newest first, 30 s in all
+    WAITING    back-off, cooling, and the GPU memory of the dead to be released
+    STARTING   the new attempt is launched; until its first record
+    PROVING    the logged learning rate is held against the expected one
+    SECURING   (halt only) the best checkpoint is copied into the vault before we give up
+
+What is resumed from is decided twice: when the fault is seen, so that intention and reason are on
+disk before anything is done, and again when the worker is gone and all candidates are verified.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from overnight.core import alerting
+from overnight.core.detect.gpu_hot import Cooling
+from overnight.core.events import (
+    NUMERIC_FAULTS,
+    Action,
+    Decision,
+    GpuSample,
+    Identity,
+    LrProof,
+    StepMetric,
+    Target,
+    Verdict,
+)
+from overnight.core.exits import Death
+from overnight.core.incidents import decided
+from overnight.core.lifecycle import Event
+from overnight.core.policy import PastRecovery
+from overnight.core.story import Incident
+from overnight.supervisor.journal import Journal
+from overnight.supervisor.keeping import Keeper
+from overnight.supervisor.launching import Launcher
+from overnight.supervisor.ports import Effects
+from overnight.supervisor.run import Run
+
+CHECK_S = 30.0
+"""Verifying on demand may take this long in all; what is not verified by then is no target."""
+
+GPU_MEMORY_S = 60.0
+"""How long to wait for the driver to release a dead worker's memory."""
+
+SECURE_S = 120.0
+"""How long a halting supervisor waits for its last vault copy."""
+
+SAVE_S = 30.0
+"""How long a worker may take to write the checkpoint that was asked for before a stop."""
+
+ACTING = frozenset({Action.RESTART, Action.ROLLBACK, Action.COOL, Action.HALT})
+"""Actions that end the current attempt."""
+
+
+class Phase(StrEnum):
+    """Where a recovery stands."""
+
+    STOPPING = "stopping"
+    CHECKING = "checking"
+    WAITING = "waiting"
+    STARTING = "starting"
+    PROVING = "proving"
+    SECURING = "securing"
+
+
+@dataclass
+class Recovery:
+    """One recovery under way. `deadline` and `due` are monotonic seconds."""
+
+    incident: int
+    verdict: Verdict
+    death: Death | None
+    decision: Decision
+    begun_utc: float
+    phase: Phase = Phase.STOPPING
+    saving_until: float | None = None
+    deadline: float = 0.0
+    due: float = 0.0
+    checking: set[Identity] = field(default_factory=set)
+    dead_pids: frozenset[int] = frozenset()
+    cooling: Cooling | None = None
+    cooled: bool = False
+
+
+class Recoverer:
+    """Carries one recovery at a time through its phases. Everything returns at once."""
+
+    def __init__(self, run: Run, effects: Effects, journal: Journal, keeper: Keeper) -> None:
+        self._run = run
+        self._effects = effects
+        self._journal = journal
+        self._keeper = keeper
+        self.launcher = Launcher(run, effects, journal)
+        self.current: Recovery | None = None
+
+    @property
+    def busy_incident(self) -> int | None:
+        """The incident that is being recovered, if any."""
+        return self.current.incident if self.current else None
+
+    @property
+    def between_attempts(self) -> bool:
+        """Whether the worker is being stopped or none has been started again yet."""
+        done = (Phase.STARTING, Phase.PROVING)
+        return self.current is not None and self.current.phase not in done
+
+    # --- begin -----------------------------------------------------------------------------------
+
+    def begin(
+        self, incident: Incident, verdict: Verdict, decision: Decision, death: Death | None
+    ) -> None:
+        """Act on a decision whose intention has been committed."""
+        run, at = self._run, self._effects.clock()
+        recovery = Recovery(incident.id, verdict, death, decision, self._effects.wall())
+        recovery.dead_pids = self._pids_on_gpu()
+        self.current = recovery
+        attempt = run.attempt
+        assert attempt is not None
+        attempt.condemned = True
+        if attempt.exited is not None:
+            return
+        run.life.apply(Event.STOP)
+        wants_save = decision.graceful and bool(run.hello and run.hello.get("checkpoint_signal"))
+        if wants_save:
+            self._effects.worker.signal(signal.SIGUSR1)
+            recovery.saving_until = at + SAVE_S
+        elif decision.graceful:
+            self._terminate(recovery, at)
+        else:
+            # Whatever a worker would save after a numeric fault is poisoned: no grace.
+            self._effects.worker.kill()
+            self._passed("killed")
+
+    def _pids_on_gpu(self) -> frozenset[int]:
+        """Processes of ours that hold GPU memory, as far as the driver names them."""
+        on_gpu = {pid for sample in self._run.gpus.values() for pid in sample.pids}
+        return frozenset(on_gpu & set(self._effects.worker.pids())) if on_gpu else frozenset()
+
+    def _terminate(self, recovery: Recovery, at: float) -> None:
+        recovery.saving_until = None
+        recovery.deadline = at + self._run.settings.grace_s
+        self._effects.worker.signal(signal.SIGTERM)
+        self._passed("terminated")
+
+    def checkpoint_saved(self) -> None:
+        """The worker has written a checkpoint; one that was asked for may now be stopped."""
+        recovery = self.current
+        if recovery and recovery.phase is Phase.STOPPING and recovery.saving_until is not None:
+            self._terminate(recovery, self._effects.clock())
+
+    # --- onwards ---------------------------------------------------------------------------------
+
+    def advance(self, at: float) -> None:
+        """Take the next step if it is due."""
+        recovery = self.current
+        if recovery is None:
+            return
+        if recovery.phase is Phase.STOPPING:
+            self._stopping(recovery, at)
+        if recovery.phase is Phase.CHECKING and (not recovery.checking or at >= recovery.deadline):
+            self._decide_again(recovery, at)
+        if recovery.phase is Phase.WAITING and self._may_start(recovery, at):
+            self._start(recovery)
+        if recovery.phase is Phase.SECURING and self._secured(recovery, at):
+            self._halt(recovery)
+
+    def _stopping(self, recovery: Recovery, at: float) -> None:
+        attempt = self._run.attempt
+        assert attempt is not None
+        if attempt.over:
+            self._passed("gone")
+            self._check(recovery, at)
+        elif recovery.saving_until is not None and at >= recovery.saving_until:
+            self._terminate(recovery, at)
+        elif recovery.deadline and at >= recovery.deadline:
+            recovery.deadline = 0.0
+            self._effects.worker.kill()
+
+    def _check(self, recovery: Recovery, at: float) -> None:
+        """Have every candidate verified that could be a target."""
+        verdict = recovery.verdict
+        numeric = verdict.fault in NUMERIC_FAULTS
+        unchecked = self._run.ledger.unchecked(
+            onset=verdict.onset if numeric else None,
+            onset_step=verdict.onset_step if numeric else None,
+        )
+        recovery.phase, recovery.deadline = Phase.CHECKING, at + CHECK_S
+        recovery.checking = {entry.identity for entry in unchecked}
+        self._keeper.verify_first(unchecked)
+
+    def checked(self, identity: Identity) -> None:
+        """A verifier has answered."""
+        if self.current is not None:
+            self.current.checking.discard(identity)
+
+    def _decide_again(self, recovery: Recovery, at: float) -> None:
+        run = self._run
+        for entry in run.ledger.entries():
+            if not entry.gone and not self._effects.checkpoints.unchanged(entry.identity):
+                run.ledger.gone(entry.identity)
+        situation = run.situation(
+            recovery.verdict,
+            now_utc=self._effects.wall(),
+            incident=recovery.incident,
+            death=recovery.death,
+        )
+        decision = run.policy.decide(recovery.verdict, situation, recovery.death)
+        if decision.reason != recovery.decision.reason:
+            self._effects.say(f"decided: {decision.action}: {decision.reason}")
+        recovery.decision = decision
+        incident = replace(
+            decided(self._incident(recovery), decision),
+            lr_scale_before=run.lr_scale,
+            lr_scale_after=decision.lr_scale,
+        )
+        self._journal.note([run.book.put(incident)])
+        if decision.action is Action.HALT:
+            recovery.phase, recovery.deadline = Phase.SECURING, at + SECURE_S
+            self._keeper.keep_safe()
+        else:
+            self._wait(recovery, at)
+
+    def _wait(self, recovery: Recovery, at: float) -> None:
+        decision = recovery.decision
+        recovery.phase = Phase.WAITING
+        recovery.due = at + decision.delay_s * (1 + 0.1 * self._effects.jitter())
+        recovery.deadline = at + GPU_MEMORY_S
+        if decision.action is Action.COOL:
+            recovery.cooling = Cooling(self._run.settings.gpu, at)
+            self._run.life.apply(Event.COOL)
+            config = self._run.settings.gpu
+            self._effects.say(
+                f"cooling until every GPU is below {config.resume_below_c:g} °C"
+                f" for {config.hold_s:g} s"
+            )
+            return
+        self._run.life.apply(Event.WAIT)
+        if decision.delay_s > 0:
+            self._effects.say(f"next attempt in {decision.delay_s:.0f} s (back-off)")
+
+    def gpu(self, sample: GpuSample) -> None:
+        """Telemetry while no worker runs: is the card cool, is the memory free?"""
+        recovery = self.current
+        if recovery is None or recovery.phase is not Phase.WAITING:
+            return
+        if recovery.cooling is not None and recovery.cooling.observe(sample):
+            recovery.cooled = True
+        if (
+            not recovery.dead_pids & set(sample.pids)
+            and sample.at > recovery.deadline - GPU_MEMORY_S
+        ):
+            recovery.dead_pids = frozenset()
+
+    def _may_start(self, recovery: Recovery, at: float) -> bool:
+        if at < recovery.due or (recovery.cooling is not None and not recovery.cooled):
+            return False
+        return not recovery.dead_pids or at >= recovery.deadline
+
+    def _start(self, recovery: Recovery) -> None:
+        decision, run = recovery.decision, self._run
+        target = decision.target
+        if recovery.dead_pids:
+            held = ", ".join(map(str, sorted(recovery.dead_pids)))
+            self._effects.say(f"warning: GPU memory is still held by {held}; starting all the same")
+        if target is not None and not self._still_there(target):
+            self._check(recovery, self._effects.clock())
+            return
+        self._passed("checkpoint ready")
+        run.reached(run.last.step if run.last else 0)
+        run.past.append(_past(recovery, target))
+        run.life.apply(Event.START)
+        recovery.phase = Phase.STARTING
+        changed = decision.lr_scale != run.lr_scale
+        watch = run.lr_watch(decision.lr_scale) if changed else None
+        self.launcher.launch(target, lr_scale=decision.lr_scale, skip=decision.skip, watch=watch)
+
+    def _still_there(self, target: Target) -> bool:
+        """Whether the path still means the bytes that were verified (or their vault copy)."""
+        if target.path != target.identity.path:
+            return True
+        if self._effects.checkpoints.unchanged(target.identity):
+            return True
+        self._run.ledger.gone(target.identity)
+        return False
+
+    # --- the new attempt -------------------------------------------------------------------------
+
+    def started(self) -> None:
+        """The new worker's process exists."""
+        if self.current is not None and self.current.phase is Phase.STARTING:
+            self._passed("started")
+
+    def record(self, record: StepMetric) -> None:
+        """A record of the new attempt: it lives, and its learning rate shows."""
+        recovery, attempt = self.current, self._run.attempt
+        if recovery is None or attempt is None or attempt.condemned:
+            return
+        if recovery.phase is Phase.STARTING:
+            recovery.phase = Phase.PROVING
+        if recovery.phase is not Phase.PROVING:
+            return
+        proof = attempt.watch.observe(record) if attempt.watch else None
+        if attempt.watch is None or proof is not None:
+            self.conclude(proof)
+
+    def conclude(self, proof: LrProof | None) -> None:
+        """The recovery is over and worked: outcome and alert in one transaction."""
+        recovery = self.current
+        assert recovery is not None
+        self.current = None
+        incident = replace(self._incident(recovery), lr_proof=proof)
+        target = recovery.decision.target
+        step = target.step if target else None
+        incident = replace(
+            incident,
+            outcome=alerting.healed_text(incident, resumed_step=step),
+            cost_steps=self._lost_steps(recovery, target),
+            cost_s=self._lost_s(recovery, target),
+            last_bad=self._run.record_count,
+        ).passed("healed", self._effects.wall())
+        alert = alerting.outcome(self._run.settings.name, incident)
+        incident = self._journal.incident(incident, alert)
+        self._run.book.put(incident)
+        cost = alerting.cost_text(incident)
+        self._effects.say(f"healed: {incident.outcome}; it cost {cost}")
+
+    def _lost_steps(self, recovery: Recovery, target: Target | None) -> int | None:
+        seen = recovery.verdict.detected_step
+        if seen is None:
+            return None
+        base = target.step if target else 0
+        return max(0, seen - base) if base is not None else None
+
+    def _lost_s(self, recovery: Recovery, target: Target | None) -> float | None:
+        """From the moment that the resumed state was first reached until now."""
+        now = self._effects.wall()
+        entry = self._run.ledger.find(target.path) if target else None
+        since = entry.saved_utc if entry else self._run.started_utc
+        return max(0.0, min(recovery.begun_utc, now) - since) + (now - recovery.begun_utc)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def _secured(self, recovery: Recovery, at: float) -> bool:
+        return not self._keeper.securing or at >= recovery.deadline
+
+    def _halt(self, recovery: Recovery) -> None:
+        run = self._run
+        self.current = None
+        incident = self._incident(recovery)
+        decision = recovery.decision
+        path = None
+        if decision.target is not None:
+            entry = run.ledger.find(decision.target.path)
+            path = entry.vault_path or entry.path if entry else decision.target.path
+        incident = replace(
+            incident,
+            outcome=f"halted: {decision.reason}",
+            checkpoint_path=path or incident.checkpoint_path,
+            needs_you=True,
+        ).passed("halted", self._effects.wall())
+        run.life.apply(Event.HALT)
+        run.ending = decision.reason
+        alert = alerting.outcome(run.settings.name, incident)
+        incident = self._journal.incident(incident, alert)
+        run.book.put(incident)
+        self._effects.say(f"HALTED: {decision.reason}")
+        for line in decision.advice:
+            self._effects.say(f"  {line}")
+
+    def abandon(self, why: str) -> None:
+        """The run is stopped by a person while a recovery is under way, or the fault came back."""
+        recovery, self.current = self.current, None
+        if recovery is None:
+            return
+        incident = replace(self._incident(recovery), outcome=why)
+        self._journal.note([self._run.book.put(incident)])
+
+    # --- bookkeeping -----------------------------------------------------------------------------
+
+    def _incident(self, recovery: Recovery) -> Incident:
+        incident = self._run.book.get(recovery.incident)
+        assert incident is not None, "an incident stays open while it is recovered"
+        return incident
+
+    def _passed(self, step: str) -> None:
+        """Write a passed sub-step before the next one is begun."""
+        recovery = self.current
+        assert recovery is not None
+        incident = self._incident(recovery).passed(step, self._effects.wall())
+        self._journal.note([self._run.book.put(incident)])
+
+
+def _past(recovery: Recovery, target: Target | None) -> PastRecovery:
+    verdict = recovery.verdict
+    return PastRecovery(
+        at_utc=recovery.begun_utc,
+        fault=verdict.fault,
+        incident=recovery.incident,
+        detected_step=verdict.detected_step,
+        onset_step=verdict.onset_step,
+        target_step=target.step if target else 0,
+    )

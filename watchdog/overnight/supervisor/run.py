@@ -1,0 +1,216 @@
+"""All that the supervisor knows of its run, owned by the loop alone."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from overnight.core.detect.gpu_hot import GpuHotConfig
+from overnight.core.detect.panel import PanelConfig
+from overnight.core.detect.stall import StallConfig
+from overnight.core.events import (
+    NUMERIC_FAULTS,
+    GpuSample,
+    Health,
+    StepMetric,
+    Target,
+    Verdict,
+)
+from overnight.core.exits import Death
+from overnight.core.health import Ledger
+from overnight.core.incidents import Book
+from overnight.core.lifecycle import Lifecycle
+from overnight.core.policy import PastRecovery, Policy, Situation
+from overnight.core.resume import LrWatch, Means, ResumeConfig, means_of
+from overnight.core.status import Now, snapshot
+from overnight.supervisor.attempt import Attempt
+
+KEPT_RECORDS = 5000
+"""Records from which detectors are rebuilt; the store keeps as many."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was decided before the start. `env` is the worker's, already free of our secrets."""
+
+    name: str
+    command: tuple[str, ...]
+    workdir: Path
+    directory: Path
+    env: Mapping[str, str]
+    panel: PanelConfig
+    stall: StallConfig
+    gpu: GpuHotConfig
+    resume: ResumeConfig
+    grace_s: float
+    base_lr: float | None = None
+    observe: bool = False
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Somebody ended the run: by signal (exit 128 + N) or by `overnight stop` (exit 0)."""
+
+    exit_status: int
+    why: str
+
+
+@dataclass
+class Run:
+    """The mutable state of one supervised run."""
+
+    settings: Settings
+    ledger: Ledger
+    book: Book
+    policy: Policy
+    started_utc: float
+    life: Lifecycle = field(default_factory=Lifecycle)
+    attempt: Attempt | None = None
+    attempts: int = 0
+    lr_scale: float = 1.0
+    scales: dict[int, float] = field(default_factory=dict)
+    records: deque[StepMetric] = field(default_factory=lambda: deque(maxlen=KEPT_RECORDS))
+    record_count: int = 0
+    past: list[PastRecovery] = field(default_factory=list)
+    signatures: list[str] = field(default_factory=list)
+    hello: Mapping[str, Any] | None = None
+    total_steps: int | None = None
+    eval_loss: float | None = None
+    gpus: dict[str, GpuSample] = field(default_factory=dict)
+    stop: Stop | None = None
+    exit_status: int = 1
+    ending: str = ""
+
+    @property
+    def means(self) -> Means:
+        """What can be done to this worker, as far as it is known by now."""
+        return means_of(self.settings.resume, self.hello)
+
+    @property
+    def last(self) -> StepMetric | None:
+        """The newest accepted record."""
+        return self.records[-1] if self.records else None
+
+    @property
+    def stride(self) -> int:
+        """Steps between the last two records."""
+        if len(self.records) < 2:
+            return 1
+        return max(1, abs(self.records[-1].step - self.records[-2].step))
+
+    def record_at(self, time_utc: float) -> StepMetric | None:
+        """The last record that had arrived at this moment."""
+        for record in reversed(self.records):
+            if record.time_utc is None or record.time_utc <= time_utc:
+                return record
+        return None
+
+    def lineage(self, target: Target | None) -> list[StepMetric]:
+        """The records on the way to a checkpoint: what a resumed worker has behind it."""
+        if target is None or target.position is None:
+            return []
+        return [r for r in self.records if r.position <= target.position]
+
+    def forget_future(self, target: Target | None) -> None:
+        """Drop what a rollback undoes, so that the records stay one line of history."""
+        kept = self.lineage(target)
+        self.records.clear()
+        self.records.extend(kept)
+
+    def lr_watch(self, new_scale: float) -> LrWatch | None:
+        """The proof that a new scale will need, from what has been logged so far."""
+        logged = {
+            r.step: (r.lr, self.scales.get(r.position.attempt, 1.0))
+            for r in self.records
+            if r.lr is not None
+        }
+        newest = next(reversed(logged.values()), None)
+        return LrWatch(new_scale, logged, newest)
+
+    def situation(
+        self, verdict: Verdict, *, now_utc: float, incident: int, death: Death | None
+    ) -> Situation:
+        """What the policy may know."""
+        numeric = verdict.fault in NUMERIC_FAULTS
+        targets = self.ledger.targets(
+            onset=verdict.onset if numeric else None,
+            onset_step=verdict.onset_step if numeric else None,
+        )
+        attempt = self.attempt
+        signatures = (*self.signatures, death.signature) if death else tuple(self.signatures)
+        return Situation(
+            now_utc=now_utc,
+            means=self.means,
+            targets=tuple(targets),
+            checkpoints_exist=bool(self.ledger.entries()),
+            any_record=bool(attempt and attempt.records),
+            lr_scale=self.lr_scale,
+            incident=incident,
+            past=tuple(self.past),
+            records_since_resume=attempt.records if attempt and attempt.resumed else None,
+            signatures=signatures,
+        )
+
+    def reached(self, step: int) -> None:
+        """How far the newest recovery has led."""
+        if self.past:
+            self.past[-1] = replace(self.past[-1], reached_step=step)
+
+    def row(self, snapshot: Mapping[str, Any]) -> dict[str, Any]:
+        """What is persisted about the run itself."""
+        attempt = self.attempt
+        return {
+            "name": self.settings.name,
+            "command": list(self.settings.command),
+            "workdir": str(self.settings.workdir),
+            "state": self.life.state.value,
+            "attempt": self.attempts,
+            "lr_scale": self.lr_scale,
+            "scales": self.scales,
+            "started_utc": self.started_utc,
+            "record_count": self.record_count,
+            "worker": attempt.identity if attempt and attempt.exited is None else None,
+            "hello": dict(self.hello) if self.hello else None,
+            "total_steps": self.total_steps,
+            "past": [_plain(past) for past in self.past],
+            "ending": self.ending,
+            "snapshot": snapshot,
+        }
+
+
+def snapshot_of(run: Run, *, now_utc: float, alerts_waiting: int) -> dict[str, Any]:
+    """The public numbers of a run (core/status.py) from its live state."""
+    attempt = run.attempt
+    process = attempt.process if attempt and attempt.exited is None else None
+    best = run.ledger.newest(Health.HEALTHY) or run.ledger.newest(Health.VERIFIED)
+    now = Now(
+        name=run.settings.name,
+        state=run.life.state.value,
+        attempt=run.attempts,
+        pid=process.pid if process else None,
+        started_utc=run.started_utc,
+        now_utc=now_utc,
+        total_steps=run.total_steps,
+        lr_scale=run.lr_scale,
+        resume_route=run.means.route.value,
+        alerts_waiting=alerts_waiting,
+    )
+    return snapshot(
+        now,
+        records=list(run.records)[-60:],
+        best=(best, run.ledger.health(best)[0]) if best else None,
+        gpus=sorted(run.gpus.values(), key=lambda sample: sample.index),
+        open_incidents=run.book.open_incidents(),
+    )
+
+
+def _plain(past: PastRecovery) -> dict[str, Any]:
+    return {name: getattr(past, name) for name in PastRecovery.__dataclass_fields__}
+
+
+def past_from(rows: Sequence[Mapping[str, Any]]) -> list[PastRecovery]:
+    """The inverse of what `row` wrote."""
+    return [PastRecovery(**row) for row in rows]
