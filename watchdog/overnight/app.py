@@ -30,7 +30,7 @@ from overnight.config import Config
 from overnight.core.environment import worker_environment
 from overnight.core.events import StopRequested, Target
 from overnight.core.orders import Memory
-from overnight.core.resume import base_lr
+from overnight.core.resume import Route, base_lr
 from overnight.errors import StoreError, UsageError
 from overnight.supervisor import adoption
 from overnight.supervisor.inbox import Inbox
@@ -266,7 +266,7 @@ def _announce(
     found = globs or f"new .pt .pth .ckpt .safetensors files under {order.workdir}"
     console.say(f"checkpoints: {found}")
     sentence = run.means.sentence
-    if run.hello is None and not order.config.resume.args:
+    if run.means.route is Route.NONE:
         sentence += "; a script that cooperates says so when it starts"
     console.say(f"resume: {sentence}")
     labels = ", ".join(receiver.label for receiver in receivers)

@@ -112,7 +112,8 @@ def _screen(run: dict[str, Any]) -> str:
     """One run for a person."""
     total = f" of {run['total_steps']:,}" if run["total_steps"] else ""
     step = "no record yet" if run["step"] is None else f"step {run['step']:,}{total}"
-    eta = f", done in {age(run['eta_s'])}" if run["eta_s"] is not None else ""
+    running = run["state"] in ("starting", "running") and run["eta_s"] is not None
+    eta = f", done in {age(run['eta_s'])}" if running else ""
     speed = f", {number(run['steps_per_s'])} steps/s" if run["steps_per_s"] else ""
     since = run["last_metric_age_s"]
     heard = "" if since is None else f" (last heard {age(since)} ago)"
@@ -249,6 +250,11 @@ def _checkpoint_cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['size_bytes'] / 2**20:.1f} MiB",
         f"{age(time.time() - row['saved_utc'])} ago",
         "yes" if row["vaulted"] else "",
-        os.path.relpath(row["path"]),
+        _near(row["path"]),
         row["reason"],
     )
+
+
+def _near(path: str) -> str:
+    """The path as seen from here, where that is shorter."""
+    return min(os.path.relpath(path), path, key=len)

@@ -110,6 +110,19 @@ class Means:
         return f"can resume ({how}), {lr}"
 
 
+COOPERATING = {"overnight_trainer": {"resume": True, "lr_scale": True}}
+"""Programs known to cooperate before they say hello, by a word of their command."""
+
+
+def expected_hello(command: Sequence[str]) -> Mapping[str, object] | None:
+    """What a known program will announce; None for the user's own script."""
+    for word in command:
+        known = COOPERATING.get(word.rstrip("/").rsplit("/", 1)[-1])
+        if known is not None:
+            return known
+    return None
+
+
 def means_of(config: ResumeConfig, hello: Mapping[str, object] | None) -> Means:
     """What configuration and the worker's own hello together allow."""
     cooperates = bool(hello and hello.get("resume"))

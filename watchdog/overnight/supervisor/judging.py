@@ -22,9 +22,13 @@ from overnight.core.resume import LrWatch
 from overnight.core.story import Incident
 from overnight.supervisor.attempt import Attempt
 from overnight.supervisor.journal import Journal
+from overnight.supervisor.phases import ACTING
 from overnight.supervisor.ports import Effects
-from overnight.supervisor.recovery import ACTING, Recoverer
+from overnight.supervisor.recovery import Recoverer
 from overnight.supervisor.run import Run
+
+QUOTED_CHARS = 120
+"""What a reason quotes of the worker's last line; the evidence holds more of it."""
 
 
 class Judge:
@@ -137,7 +141,7 @@ def death_verdict(attempt: Attempt, death: Death, *, at: float) -> Verdict:
     assert record is not None
     reason = f"the worker {describe(record)}: {death.cause}; {death.hint}"
     if death.evidence:
-        reason += f" [{death.evidence[-1]}]"
+        reason += f" [{death.evidence[-1][:QUOTED_CHARS]}]"
     numeric = death.fault in NUMERIC_FAULTS
     position = last.position if last else Position(attempt.number, 0)
     return Verdict(

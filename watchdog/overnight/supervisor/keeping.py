@@ -34,6 +34,11 @@ class Keeper:
         self._verifying: set[Identity] = set()
         self.securing: set[Identity] = set()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a verifier or a vault copy is under way or waits."""
+        return bool(self._to_verify or self._verifying or self.securing)
+
     # --- what is reported ------------------------------------------------------------------------
 
     def seen(self, seen: CheckpointSeen) -> None:

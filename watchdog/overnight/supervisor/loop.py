@@ -53,8 +53,8 @@ TICK_S = 1.0
 ORPHANS_S = 5.0
 """Background processes of a worker that ended well get this long; then they are left alone."""
 
-FLUSH_ALERTS_S = 10.0
-"""How long the end of the run waits for receivers; what they do not take waits on disk."""
+FLUSH_S = 10.0
+"""How long the end of the run waits for receivers and verifiers; the rest waits on disk."""
 
 log = logging.getLogger("overnight")
 
@@ -145,19 +145,31 @@ class Supervisor:
             ending = run.ending or "the run ended"
         closed = run.book.close_all(now_utc=self._effects.wall(), outcome=ending)
         self._journal.note(closed)
-        self._journal.flush(at, force=True)
-        self._effects.checkpoints.close()
-        self._effects.gpu.close()
         self._journal.due_now()
         self._journal.deliver()
-        until = at + FLUSH_ALERTS_S
-        while self._journal.untried() and (at := self._effects.clock()) < until:
-            observation = self._inbox.get(until - at)
-            if isinstance(observation, AlertSent):
-                self._journal.sent(observation)
-                self._journal.deliver()
+        self._last_answers(until=at + FLUSH_S)
+        self._journal.flush(self._effects.clock(), force=True)
+        self._effects.checkpoints.close()
+        self._effects.gpu.close()
         if self._journal.waiting:
             self._effects.say(f"{self._journal.waiting} alerts wait for the next start")
+
+    def _last_answers(self, *, until: float) -> None:
+        """Let receivers answer, and the last checkpoint be verified."""
+        waited_for = (
+            AlertSent,
+            CheckpointSeen,
+            CheckpointGone,
+            CheckpointChecked,
+            CheckpointSecured,
+        )
+        while self._journal.untried() or self._keeper.busy:
+            observation = self._inbox.get(until - self._effects.clock())
+            if observation is None:
+                return
+            if isinstance(observation, (AlertSent, *checkpoints)):
+                self._handlers[type(observation)](observation)
+                self._journal.deliver()
 
     # --- what the worker prints ------------------------------------------------------------------
 

@@ -14,10 +14,9 @@ disk before anything is done, and again when the worker is gone and all candidat
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from collections.abc import Callable
+from dataclasses import replace
 
-from overnight.core import alerting
 from overnight.core.detect.gpu_hot import Cooling
 from overnight.core.events import (
     NUMERIC_FAULTS,
@@ -38,53 +37,18 @@ from overnight.core.story import Incident
 from overnight.supervisor.journal import Journal
 from overnight.supervisor.keeping import Keeper
 from overnight.supervisor.launching import Launcher
+from overnight.supervisor.outcomes import Outcomes
+from overnight.supervisor.phases import (
+    CHECK_S,
+    COOL_S,
+    GPU_MEMORY_S,
+    SAVE_S,
+    SECURE_S,
+    Phase,
+    Recovery,
+)
 from overnight.supervisor.ports import Effects
 from overnight.supervisor.run import Run
-
-CHECK_S = 30.0
-"""Verifying on demand may take this long in all; what is not verified by then is no target."""
-
-GPU_MEMORY_S = 60.0
-"""How long to wait for the driver to release a dead worker's memory."""
-
-SECURE_S = 120.0
-"""How long a halting supervisor waits for its last vault copy."""
-
-SAVE_S = 30.0
-"""How long a worker may take to write the checkpoint that was asked for before a stop."""
-
-ACTING = frozenset({Action.RESTART, Action.ROLLBACK, Action.COOL, Action.HALT})
-"""Actions that end the current attempt."""
-
-
-class Phase(StrEnum):
-    """Where a recovery stands."""
-
-    STOPPING = "stopping"
-    CHECKING = "checking"
-    WAITING = "waiting"
-    STARTING = "starting"
-    PROVING = "proving"
-    SECURING = "securing"
-
-
-@dataclass
-class Recovery:
-    """One recovery under way. `deadline` and `due` are monotonic seconds."""
-
-    incident: int
-    verdict: Verdict
-    death: Death | None
-    decision: Decision
-    begun_utc: float
-    phase: Phase = Phase.STOPPING
-    saving_until: float | None = None
-    deadline: float = 0.0
-    due: float = 0.0
-    checking: set[Identity] = field(default_factory=set)
-    dead_pids: frozenset[int] = frozenset()
-    cooling: Cooling | None = None
-    cooled: bool = False
 
 
 class Recoverer:
@@ -95,6 +59,7 @@ class Recoverer:
         self._effects = effects
         self._journal = journal
         self._keeper = keeper
+        self._outcomes = Outcomes(run, effects, journal)
         self.launcher = Launcher(run, effects, journal)
         self.current: Recovery | None = None
 
@@ -167,7 +132,7 @@ class Recoverer:
         if recovery.phase is Phase.WAITING and self._may_start(recovery, at):
             self._start(recovery)
         if recovery.phase is Phase.SECURING and self._secured(recovery, at):
-            self._halt(recovery)
+            self._end(self._outcomes.halted)
 
     def _stopping(self, recovery: Recovery, at: float) -> None:
         attempt = self._run.attempt
@@ -214,7 +179,7 @@ class Recoverer:
             self._effects.say(f"decided: {decision.action}: {decision.reason}")
         recovery.decision = decision
         incident = replace(
-            decided(self._incident(recovery), decision),
+            decided(self._outcomes.incident(recovery), decision),
             lr_scale_before=run.lr_scale,
             lr_scale_after=decision.lr_scale,
         )
@@ -229,9 +194,10 @@ class Recoverer:
         decision = recovery.decision
         recovery.phase = Phase.WAITING
         recovery.due = at + decision.delay_s * (1 + 0.1 * self._effects.jitter())
-        recovery.deadline = at + GPU_MEMORY_S
+        recovery.memory_deadline = at + GPU_MEMORY_S
         if decision.action is Action.COOL:
             recovery.cooling = Cooling(self._run.settings.gpu, at)
+            recovery.deadline = at + COOL_S
             self._run.life.apply(Event.COOL)
             config = self._run.settings.gpu
             self._effects.say(
@@ -257,9 +223,19 @@ class Recoverer:
             recovery.dead_pids = frozenset()
 
     def _may_start(self, recovery: Recovery, at: float) -> bool:
-        if at < recovery.due or (recovery.cooling is not None and not recovery.cooled):
+        if recovery.cooling is not None and not recovery.cooled:
+            if at >= recovery.deadline:
+                self._give_up(recovery, at, f"the GPU did not cool down in {COOL_S / 3600:.0f} h")
             return False
-        return not recovery.dead_pids or at >= recovery.deadline
+        return at >= recovery.due and (not recovery.dead_pids or at >= recovery.memory_deadline)
+
+    def _give_up(self, recovery: Recovery, at: float, why: str) -> None:
+        """Turn a recovery into a halt."""
+        reason = f"{recovery.verdict.reason}; {why}"
+        recovery.decision = replace(
+            recovery.decision, action=Action.HALT, reason=reason, needs_you=True
+        )
+        recovery.phase, recovery.deadline = Phase.SECURING, at + SECURE_S
 
     def _start(self, recovery: Recovery) -> None:
         decision, run = recovery.decision, self._run
@@ -308,91 +284,28 @@ class Recoverer:
         if attempt.watch is None or proof is not None:
             self.conclude(proof)
 
-    def conclude(self, proof: LrProof | None) -> None:
-        """The recovery is over and worked: outcome and alert in one transaction."""
-        recovery = self.current
-        assert recovery is not None
-        self.current = None
-        incident = replace(self._incident(recovery), lr_proof=proof)
-        target = recovery.decision.target
-        step = target.step if target else None
-        incident = replace(
-            incident,
-            outcome=alerting.healed_text(incident, resumed_step=step),
-            cost_steps=self._lost_steps(recovery, target),
-            cost_s=self._lost_s(recovery, target),
-            last_bad=self._run.record_count,
-        ).passed("healed", self._effects.wall())
-        alert = alerting.outcome(self._run.settings.name, incident)
-        incident = self._journal.incident(incident, alert)
-        self._run.book.put(incident)
-        cost = alerting.cost_text(incident)
-        self._effects.say(f"healed: {incident.outcome}; it cost {cost}")
-
-    def _lost_steps(self, recovery: Recovery, target: Target | None) -> int | None:
-        seen = recovery.verdict.detected_step
-        if seen is None:
-            return None
-        base = target.step if target else 0
-        return max(0, seen - base) if base is not None else None
-
-    def _lost_s(self, recovery: Recovery, target: Target | None) -> float | None:
-        """From the moment that the resumed state was first reached until now."""
-        now = self._effects.wall()
-        entry = self._run.ledger.find(target.path) if target else None
-        since = entry.saved_utc if entry else self._run.started_utc
-        return max(0.0, min(recovery.begun_utc, now) - since) + (now - recovery.begun_utc)
-
     # --- the end ---------------------------------------------------------------------------------
+
+    def conclude(self, proof: LrProof | None) -> None:
+        """It worked: the new attempt lives, with or without a proof of its learning rate."""
+        self._end(lambda recovery: self._outcomes.healed(recovery, proof))
+
+    def abandon(self, why: str) -> None:
+        """Stop recovering, if a recovery is under way."""
+        if self.current is not None:
+            self._end(lambda recovery: self._outcomes.abandoned(recovery, why))
+
+    def _end(self, ending: Callable[[Recovery], None]) -> None:
+        recovery, self.current = self.current, None
+        assert recovery is not None
+        ending(recovery)
 
     def _secured(self, recovery: Recovery, at: float) -> bool:
         return not self._keeper.securing or at >= recovery.deadline
 
-    def _halt(self, recovery: Recovery) -> None:
-        run = self._run
-        self.current = None
-        incident = self._incident(recovery)
-        decision = recovery.decision
-        path = None
-        if decision.target is not None:
-            entry = run.ledger.find(decision.target.path)
-            path = entry.vault_path or entry.path if entry else decision.target.path
-        incident = replace(
-            incident,
-            outcome=f"halted: {decision.reason}",
-            checkpoint_path=path or incident.checkpoint_path,
-            needs_you=True,
-        ).passed("halted", self._effects.wall())
-        run.life.apply(Event.HALT)
-        run.ending = decision.reason
-        alert = alerting.outcome(run.settings.name, incident)
-        incident = self._journal.incident(incident, alert)
-        run.book.put(incident)
-        self._effects.say(f"HALTED: {decision.reason}")
-        for line in decision.advice:
-            self._effects.say(f"  {line}")
-
-    def abandon(self, why: str) -> None:
-        """The run is stopped by a person while a recovery is under way, or the fault came back."""
-        recovery, self.current = self.current, None
-        if recovery is None:
-            return
-        incident = replace(self._incident(recovery), outcome=why)
-        self._journal.note([self._run.book.put(incident)])
-
-    # --- bookkeeping -----------------------------------------------------------------------------
-
-    def _incident(self, recovery: Recovery) -> Incident:
-        incident = self._run.book.get(recovery.incident)
-        assert incident is not None, "an incident stays open while it is recovered"
-        return incident
-
     def _passed(self, step: str) -> None:
-        """Write a passed sub-step before the next one is begun."""
-        recovery = self.current
-        assert recovery is not None
-        incident = self._incident(recovery).passed(step, self._effects.wall())
-        self._journal.note([self._run.book.put(incident)])
+        assert self.current is not None
+        self._outcomes.passed(self.current, step)
 
 
 def _past(recovery: Recovery, target: Target | None) -> PastRecovery:

@@ -24,7 +24,7 @@ from overnight.core.health import Ledger
 from overnight.core.incidents import Book
 from overnight.core.lifecycle import Lifecycle
 from overnight.core.policy import PastRecovery, Policy, Situation
-from overnight.core.resume import LrWatch, Means, ResumeConfig, means_of
+from overnight.core.resume import LrWatch, Means, ResumeConfig, expected_hello, means_of
 from overnight.core.status import Now, snapshot
 from overnight.supervisor.attempt import Attempt
 
@@ -87,7 +87,8 @@ class Run:
     @property
     def means(self) -> Means:
         """What can be done to this worker, as far as it is known by now."""
-        return means_of(self.settings.resume, self.hello)
+        hello = self.hello or expected_hello(self.settings.command)
+        return means_of(self.settings.resume, hello)
 
     @property
     def last(self) -> StepMetric | None:
