@@ -13,12 +13,16 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 MAX_OUTPUT_BYTES = 1 << 20
 """A helper that prints more than this is cut off; ours print a few hundred bytes."""
+
+LAST_WORDS_S = 1.0
+"""How long an ended helper's pipes are still read: longer only if a stray process holds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,39 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
+class _Collected:
+    """What a pipe brings, up to a bound; the rest is read and forgotten, so nobody blocks."""
+
+    def __init__(self, stream: IO[bytes] | None) -> None:
+        assert stream is not None
+        self._stream = stream
+        self._kept = bytearray()
+        self._thread = threading.Thread(target=self._read, name="child-output", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with self._stream:
+            while block := os.read(self._stream.fileno(), 1 << 16):
+                self._kept += block[: MAX_OUTPUT_BYTES - len(self._kept)]
+
+    def ended(self, until: float) -> bool:
+        """Whether every writer has closed the pipe by that time."""
+        self._thread.join(max(0.0, until - time.monotonic()))
+        return not self._thread.is_alive()
+
+    @property
+    def value(self) -> bytes:
+        """The bytes so far."""
+        return bytes(self._kept)
+
+
+def _feed(process: subprocess.Popen[bytes], data: bytes) -> None:
+    """Write the helper's stdin and close it; one that does not read is the deadline's business."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError), process.stdin as stdin:
+        stdin.write(data)
+
+
 def run_child(
     argv: Sequence[str],
     *,
@@ -87,18 +124,22 @@ def run_child(
         except OSError as error:
             done(ChildResult(127, b"", str(error).encode(), timed_out=False))
             return
+        out, err = _Collected(process.stdout), _Collected(process.stderr)
+        threading.Thread(target=_feed, args=(process, stdin), daemon=True).start()
+        until = time.monotonic() + deadline_s
         timed_out = False
         try:
-            out, err = process.communicate(stdin, timeout=deadline_s)
+            process.wait(deadline_s)
         except subprocess.TimeoutExpired:
             timed_out = True
+        # a process that the helper left behind holds the pipes: the deadline is for it, too
+        timed_out |= not (out.ended(until) and err.ended(until))
+        if timed_out:
             _kill(process)
-            out, err = process.communicate()
-        done(
-            ChildResult(
-                process.returncode, out[:MAX_OUTPUT_BYTES], err[:MAX_OUTPUT_BYTES], timed_out
-            )
-        )
+        process.wait()
+        last = time.monotonic() + LAST_WORDS_S
+        out.ended(last), err.ended(last)
+        done(ChildResult(process.returncode, out.value, err.value, timed_out))
 
     threading.Thread(target=body, name=f"child:{argv[-1][:40]}", daemon=True).start()
 
@@ -126,7 +167,8 @@ class LineChild:
         self._on_line = on_line
         self._on_exit = on_exit
         self._last_error = ""
-        threading.Thread(target=self._read_errors, name="child-stderr", daemon=True).start()
+        self._errors = threading.Thread(target=self._read_errors, name="child-stderr", daemon=True)
+        self._errors.start()
         threading.Thread(target=self._read, name="child-stdout", daemon=True).start()
 
     @property
@@ -137,15 +179,20 @@ class LineChild:
     def _read(self) -> None:
         stdout = self._process.stdout
         assert stdout is not None
-        while line := stdout.readline(MAX_OUTPUT_BYTES):
-            self._on_line(line)
-        self._on_exit(self._process.wait(), self._last_error)
+        with stdout:
+            while line := stdout.readline(MAX_OUTPUT_BYTES):
+                self._on_line(line)
+        returncode = self._process.wait()
+        self._errors.join(LAST_WORDS_S)  # its last line is why it died
+        self.close()
+        self._on_exit(returncode, self._last_error)
 
     def _read_errors(self) -> None:
         stderr = self._process.stderr
         assert stderr is not None
-        while line := stderr.readline(4096):
-            self._last_error = line.decode(errors="replace").strip() or self._last_error
+        with stderr:
+            while line := stderr.readline(4096):
+                self._last_error = line.decode(errors="replace").strip() or self._last_error
 
     def close(self) -> None:
         """Ask the helper to end (its stdin closes), without waiting."""

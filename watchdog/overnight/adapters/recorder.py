@@ -17,6 +17,8 @@ import sys
 import time
 
 PR_SET_CHILD_SUBREAPER = 36
+DEFAULTS = ("SIGINT", "SIGQUIT", "SIGHUP", "SIGTERM", "SIGCHLD", "SIGPIPE", "SIGXFSZ")
+"""A background shell, nohup or Python ignores some of these, and exec would hand that on."""
 
 
 def write_json(path: str, value: object) -> None:
@@ -29,8 +31,13 @@ def write_json(path: str, value: object) -> None:
     os.replace(temp, path)  # noqa: PTH105
 
 
-def tell(fact: object) -> None:
-    """Print a fact for the supervisor; one that is gone reads the files later."""
+def record(path: str, fact: object) -> None:
+    """Write a fact down and print it for the supervisor; one that is gone reads the file later.
+
+    Neither may fail: on a full disk the exit must still be told, and the tree still be reaped.
+    """
+    with contextlib.suppress(OSError):
+        write_json(path, fact)
     with contextlib.suppress(OSError):
         os.write(1, (json.dumps(fact) + "\n").encode())
 
@@ -58,7 +65,8 @@ def launch(directory: str, command: list[str]) -> int:
         os.environ,
         file_actions=[null, log, (os.POSIX_SPAWN_DUP2, 1, 2)],
         setpgroup=0,  # a worker that signals its own group must not hit us
-        setsigdef=[signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ],
+        setsigmask=[],
+        setsigdef=[getattr(signal, name) for name in DEFAULTS],
     )
 
 
@@ -66,6 +74,7 @@ def main() -> None:
     """Run one attempt from start to the last process of its tree."""
     directory, workdir, command = sys.argv[1], sys.argv[2], sys.argv[4:]
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, the kernel would eat the exit status
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     try:
@@ -75,14 +84,12 @@ def main() -> None:
         fact: dict[str, object] = {"fact": "exited", "code": None, "signal": None}
         fact["ended_utc"] = time.time()
         fact["error"] = f"{error.filename or command[0]}: {error.strerror}"
-        write_json(f"{directory}/exit.json", fact)
-        tell(fact)
+        record(f"{directory}/exit.json", fact)
         return
     signal.signal(signal.SIGTERM, lambda *_: os.kill(worker, signal.SIGTERM))
     fact = {"fact": "started", "pid": worker, "recorder_pid": os.getpid(), "boot_id": boot_id()}
     fact["start_time"] = start_time(worker)
-    write_json(f"{directory}/started.json", fact)
-    tell(fact)
+    record(f"{directory}/started.json", fact)
     while True:
         try:
             pid, status = os.wait()
@@ -93,8 +100,7 @@ def main() -> None:
             fact = {"fact": "exited", "code": code if code >= 0 else None}
             fact |= {"signal": -code if code < 0 else None, "ended_utc": time.time(), "error": ""}
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the pid may be another's soon
-            write_json(f"{directory}/exit.json", fact)
-            tell(fact)
+            record(f"{directory}/exit.json", fact)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from overnight.core.events import StepMetric
+from overnight.core.events import Identity, StepMetric
 from overnight.core.orders import Batch, Memory, NewAlert, OutboxRow
 from overnight.core.story import (
     Entry,
@@ -58,10 +58,26 @@ CREATE INDEX alerts_waiting ON alerts (due_utc) WHERE delivered_utc IS NULL AND 
 
 @dataclass
 class _Job:
-    work: Callable[[sqlite3.Connection], Any]
+    work: Callable[[sqlite3.Connection, _Job], Any]
     done: threading.Event = field(default_factory=threading.Event)
     result: Any = None
     error: Exception | None = None
+    _abandoned: bool = False
+    _committing: bool = False
+    _turn: threading.Lock = field(default_factory=threading.Lock)
+
+    def abandon(self) -> bool:
+        """Nobody waits any more: leave no trace, or it would be done twice. False: too late."""
+        with self._turn:
+            self._abandoned = not self._committing
+            return self._abandoned
+
+    def check_wanted(self, *, committing: bool = False) -> None:
+        """Raise when it was abandoned; `committing`: there is no way back after this."""
+        with self._turn:
+            if self._abandoned:
+                raise sqlite3.OperationalError("abandoned: the disk did not answer in time")
+            self._committing = committing
 
 
 class Store:
@@ -70,6 +86,7 @@ class Store:
     def __init__(self, directory: Path) -> None:
         """Open or create `directory`/store.db. Raises StoreError."""
         self._directory = directory
+        self._stuck: _Job | None = None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         try:
             self._connection = self._open(directory / "store.db")
@@ -82,12 +99,7 @@ class Store:
         connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         path.chmod(0o600)
         connection.execute("PRAGMA busy_timeout = 5000")
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA_VERSION:
-            raise StoreError(
-                f"{path} was written by a newer Overnight (schema {version})",
-                hint="upgrade Overnight, or start the run afresh with --fresh",
-            )
+        version = _schema_version(path, connection)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         if version == 0:
@@ -102,22 +114,30 @@ class Store:
     def _write(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                job.result = job.work(self._connection)
-            except (sqlite3.Error, OSError) as error:
+                job.check_wanted()
+                job.result = job.work(self._connection, job)
+            except (sqlite3.Error, OSError, ValueError, OverflowError) as error:
                 with contextlib.suppress(sqlite3.Error):
                     self._connection.execute("ROLLBACK")
                 job.error = error
             job.done.set()
         self._connection.close()
 
-    def _do(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
+    def _do(self, work: Callable[[sqlite3.Connection, _Job], Any]) -> Any:
+        if self._stuck is not None and not self._stuck.done.is_set():
+            raise StoreError("the disk still does not answer")
         job = _Job(work)
         self._jobs.put(job)
-        if not job.done.wait(COMMIT_S):
+        in_time = job.done.wait(COMMIT_S) or (not job.abandon() and job.done.wait(COMMIT_S))
+        if not in_time:
+            self._stuck = job
             raise StoreError("the disk does not answer")
         if job.error is not None:
             raise StoreError(f"cannot write the store: {job.error}") from job.error
         return job.result
+
+    def _execute(self, sql: str, arguments: tuple[Any, ...]) -> None:
+        self._do(lambda connection, _job: connection.execute(sql, arguments))
 
     def commit(self, batch: Batch) -> list[OutboxRow]:
         """Write one transaction durably; the alerts come back as outbox rows.
@@ -126,18 +146,18 @@ class Store:
         acts from memory.
         """
         try:
-            rows = self._do(lambda connection: _apply(connection, batch))
+            rows = self._do(lambda connection, job: _apply(connection, job, batch))
         except StoreError:
             with contextlib.suppress(OSError):
                 (self._directory / "reserve").unlink()
-            rows = self._do(lambda connection: _apply(connection, batch))
+            rows = self._do(lambda connection, job: _apply(connection, job, batch))
         assert isinstance(rows, list)
         return rows
 
     def sent(self, alert_id: int, *, time_utc: float) -> None:
         """The receiver has accepted the alert. Raises StoreError."""
         sql = "UPDATE alerts SET delivered_utc = ?, error = '' WHERE id = ?"
-        self._do(lambda connection: connection.execute(sql, (time_utc, alert_id)))
+        self._execute(sql, (time_utc, alert_id))
 
     def not_sent(
         self, alert_id: int, *, error: str, due_utc: float | None, time_utc: float
@@ -148,7 +168,7 @@ class Store:
             " due_utc = coalesce(?, due_utc), failed_utc = ? WHERE id = ?"
         )
         failed = None if due_utc is not None else time_utc
-        self._do(lambda connection: connection.execute(sql, (error, due_utc, failed, alert_id)))
+        self._execute(sql, (_storable(error), due_utc, failed, alert_id))
 
     def due_now(self, *, time_utc: float) -> None:
         """Every waiting alert may leave now (the run ends). Raises StoreError."""
@@ -156,12 +176,12 @@ class Store:
             "UPDATE alerts SET due_utc = min(due_utc, ?)"
             " WHERE delivered_utc IS NULL AND failed_utc IS NULL"
         )
-        self._do(lambda connection: connection.execute(sql, (time_utc,)))
+        self._execute(sql, (time_utc,))
 
     def prune(self, *, before_utc: float) -> None:
         """Forget delivered alerts older than this; incidents stay for ever. Raises StoreError."""
         sql = "DELETE FROM alerts WHERE delivered_utc < ?"
-        self._do(lambda connection: connection.execute(sql, (before_utc,)))
+        self._execute(sql, (before_utc,))
 
     def close(self) -> None:
         """Finish what is queued and close; waits a second at most."""
@@ -169,15 +189,44 @@ class Store:
         self._thread.join(COMMIT_S)
 
 
+def _schema_version(path: Path, connection: sqlite3.Connection) -> int:
+    """The schema of an open store, 0 while nothing was written. Raises StoreError for a newer."""
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version > SCHEMA_VERSION:
+        connection.close()
+        raise StoreError(
+            f"{path} was written by a newer Overnight (schema {version})",
+            hint="upgrade Overnight, or start the run afresh with --fresh",
+        )
+    return version
+
+
 def _reserve(path: Path) -> None:
-    if not path.exists():
-        with path.open("wb") as out:
-            os.posix_fallocate(out.fileno(), 0, RESERVE_BYTES)
+    """Make it, or complete one that a full disk cut short."""
+    with path.open("ab") as out:
+        os.posix_fallocate(out.fileno(), 0, RESERVE_BYTES)
 
 
-def _apply(connection: sqlite3.Connection, batch: Batch) -> list[OutboxRow]:
+def _storable(value: Any) -> Any:
+    """What SQLite can hold: a path need not be UTF-8, an inode or a step not fit 63 bits."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        return str(value)
+    return value
+
+
+def _apply(connection: sqlite3.Connection, job: _Job, batch: Batch) -> list[OutboxRow]:
     only_records = not (batch.run or batch.incidents or batch.alerts or batch.checkpoints)
     connection.execute(f"PRAGMA synchronous = {'NORMAL' if only_records else 'FULL'}")
+    try:
+        return _transaction(connection, job, batch)
+    finally:
+        if not connection.in_transaction:  # after an error it still is, and the caller ends it
+            connection.execute("PRAGMA synchronous = FULL")
+
+
+def _transaction(connection: sqlite3.Connection, job: _Job, batch: Batch) -> list[OutboxRow]:
     connection.execute("BEGIN IMMEDIATE")
     if batch.run is not None:
         connection.execute("REPLACE INTO run VALUES (1, ?)", (json.dumps(batch.run),))
@@ -189,16 +238,22 @@ def _apply(connection: sqlite3.Connection, batch: Batch) -> list[OutboxRow]:
     rows = [_insert_alert(connection, alert) for alert in batch.alerts]
     _apply_records(connection, batch.records)
     for entry in batch.checkpoints:
-        identity = entry.identity
-        key = (identity.path, identity.inode, identity.mtime_ns, identity.size_bytes)
-        connection.execute("REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?)", (*key, encode(entry)))
+        row = (*_key(entry.identity), encode(entry))
+        connection.execute("REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?)", row)
     for gone in batch.forgotten:
         connection.execute(
-            "DELETE FROM checkpoints WHERE path = ? AND inode = ? AND mtime_ns = ?",
-            (gone.path, gone.inode, gone.mtime_ns),
+            "DELETE FROM checkpoints"
+            " WHERE path = ? AND inode = ? AND mtime_ns = ? AND size_bytes = ?",
+            _key(gone),
         )
+    job.check_wanted(committing=True)
     connection.execute("COMMIT")
     return rows
+
+
+def _key(identity: Identity) -> tuple[Any, ...]:
+    parts = (identity.path, identity.inode, identity.mtime_ns, identity.size_bytes)
+    return tuple(_storable(part) for part in parts)
 
 
 def _insert_alert(connection: sqlite3.Connection, alert: NewAlert) -> OutboxRow:
@@ -207,7 +262,7 @@ def _insert_alert(connection: sqlite3.Connection, alert: NewAlert) -> OutboxRow:
     marks = ", ".join("?" * len(names))
     cursor = connection.execute(
         f"INSERT INTO alerts ({', '.join(names)}) VALUES ({marks})",  # noqa: S608 - own names
-        values,
+        [_storable(value) for value in values],
     )
     assert cursor.lastrowid is not None
     return OutboxRow(cursor.lastrowid, *values, 0, "")  # type: ignore[call-arg] # by name order
@@ -218,13 +273,24 @@ def _apply_records(connection: sqlite3.Connection, records: Sequence[StepMetric]
         return
     connection.executemany(
         "REPLACE INTO records VALUES (?, ?, ?, ?, ?)",
-        [(r.position.attempt, r.position.record, r.step, r.time_utc, encode(r)) for r in records],
+        [
+            (r.position.attempt, r.position.record, _storable(r.step), r.time_utc, encode(r))
+            for r in records
+        ],
     )
     connection.execute(
         "DELETE FROM records WHERE (attempt, record) < (SELECT attempt, record FROM records"
         " ORDER BY attempt DESC, record DESC LIMIT 1 OFFSET ?)",
         (KEEP_RECORDS - 1,),
     )
+
+
+def _empty(unwritten: sqlite3.Connection) -> sqlite3.Connection:
+    """A supervisor that was killed as it made its store has left nothing to be read."""
+    unwritten.close()
+    connection = sqlite3.connect(":memory:")
+    connection.executescript(_SCHEMA)
+    return connection
 
 
 # --- reading ----------------------------------------------------------------------------------
@@ -245,15 +311,15 @@ class StoreReader:
     def _open(path: Path) -> sqlite3.Connection:
         """A cleanly closed WAL database of another user can only be read as immutable."""
         for mode in ("mode=ro", "immutable=1"):
-            connection = sqlite3.connect(f"file:{path.absolute()}?{mode}", uri=True)
+            connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
             try:
-                connection.execute("SELECT 1 FROM run")
+                version = _schema_version(path, connection)
             except sqlite3.OperationalError:
                 connection.close()
                 if mode == "immutable=1":
                     raise
             else:
-                return connection
+                return connection if version else _empty(connection)
         raise AssertionError
 
     def _column(self, sql: str, arguments: Sequence[Any] = ()) -> Iterator[Any]:

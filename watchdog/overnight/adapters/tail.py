@@ -30,25 +30,46 @@ POLL_S = 1.0
 
 
 class LineSplitter:
-    """Bytes in, whole lines out; ends a line at LF, CR LF or CR. Memory stays below one line."""
+    """Bytes in, whole lines out; ends a line at LF, CR LF or CR. Memory stays below one line.
+
+    `pending_bytes` counts what has come since the end of the last whole line.
+    """
 
     def __init__(self) -> None:
         self._partial = b""
         self._after_cr = False
+        self._mid_line = False
+        self.pending_bytes = 0
+
+    def restart(self, *, mid_line: bool) -> None:
+        """What follows does not continue what came; `mid_line`: it begins inside a line."""
+        self._partial, self._after_cr, self._mid_line = b"", False, mid_line
+        self.pending_bytes = 0
 
     def feed(self, data: bytes) -> list[str]:
         """The lines that these bytes complete."""
-        if self._after_cr and data.startswith(b"\n"):
-            data = data[1:]
-        self._after_cr = data.endswith(b"\r")
+        if self._after_cr and data:
+            data = data.removeprefix(b"\n")
+            self._after_cr = False
+        if data:
+            self._after_cr = data.endswith(b"\r")
+        last_end = max(data.rfind(b"\n"), data.rfind(b"\r"))
+        if last_end >= 0:
+            self.pending_bytes = 0
+        self.pending_bytes += len(data) - last_end - 1
         parts = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         parts[0] = self._partial + parts[0][: max(0, LINE_BYTES - len(self._partial))]
         self._partial = parts.pop()[:LINE_BYTES]
+        if self._mid_line and parts:
+            self._mid_line = False
+            del parts[0]  # half a line can read like a record
         return [part[:LINE_BYTES].decode(errors="replace") for part in parts]
 
     def flush(self) -> list[str]:
         """The unfinished last line, at the end of a file that will not grow."""
-        partial, self._partial = self._partial, b""
+        partial, self._partial, self.pending_bytes = self._partial, b"", 0
+        if self._mid_line:
+            return []
         return [partial.decode(errors="replace")] if partial else []
 
 
@@ -59,6 +80,8 @@ class _Follower:
         self._path = path
         self._file: int | None = None
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._closed = False
+        self._closing = threading.Lock()
         self._notify: inotify.Inotify | None = None
         with contextlib.suppress(OSError):  # no inotify left: the poll alone still works
             self._notify = inotify.Inotify()
@@ -87,14 +110,17 @@ class _Follower:
 
     def wake(self) -> None:
         """Make `wait` return now; callable from any thread."""
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b".")
+        with self._closing, contextlib.suppress(OSError):
+            if not self._closed:  # its number may be another file's by now
+                os.write(self._wake_write, b".")
 
     def close(self) -> None:
         """Release all descriptors."""
-        for descriptor in (self._file, self._wake_read, self._wake_write):
-            if descriptor is not None:
-                os.close(descriptor)
+        with self._closing:
+            self._closed = True
+            for descriptor in (self._file, self._wake_read, self._wake_write):
+                if descriptor is not None:
+                    os.close(descriptor)
         if self._notify is not None:
             self._notify.close()
 
@@ -159,12 +185,14 @@ class Tail:
     def _skip_if_behind(self, descriptor: int) -> int:
         size = os.fstat(descriptor).st_size
         if size < self._offset:  # truncated by its writer: begin again
-            self._offset = 0
+            self._offset, self._line = 0, 1
+            self._splitter.restart(mid_line=False)
         behind = size - self._offset
         if self._source == "metrics" or behind <= LAG_BYTES:
             return 0
         skipped = behind - READ_BYTES
         self._offset += skipped
+        self._splitter.restart(mid_line=True)
         return skipped
 
     def _post(self, lines: list[str], *, skipped: int) -> None:
@@ -177,7 +205,7 @@ class Tail:
                 source=self._source,
                 lines=tuple(lines),
                 first_line=self._line,
-                end_offset=self._offset,
+                end_offset=self._offset - self._splitter.pending_bytes,
                 skipped_bytes=skipped,
             )
         )

@@ -74,12 +74,13 @@ class WorkerTree:
         process = self._recorder
         assert process is not None
         assert process.stdout is not None
-        for line in process.stdout:
-            fact = json.loads(line)
-            if fact["fact"] == "started":
-                self._started(launch, fact)
-            else:
-                self._ended(launch, fact)
+        with process.stdout:
+            for line in process.stdout:
+                fact = json.loads(line)
+                if fact["fact"] == "started":
+                    self._started(launch, fact)
+                else:
+                    self._ended(launch, fact)
         process.wait()
         if not self._exited:
             self._recorder_lost(launch)

@@ -156,13 +156,7 @@ class Supervisor:
 
     def _last_answers(self, *, until: float) -> None:
         """Let receivers answer, and the last checkpoint be verified."""
-        waited_for = (
-            AlertSent,
-            CheckpointSeen,
-            CheckpointGone,
-            CheckpointChecked,
-            CheckpointSecured,
-        )
+        checkpoints = (CheckpointSeen, CheckpointGone, CheckpointChecked, CheckpointSecured)
         while self._journal.untried() or self._keeper.busy:
             observation = self._inbox.get(until - self._effects.clock())
             if observation is None:

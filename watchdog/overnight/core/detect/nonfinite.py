@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from overnight.core.detect.finding import Finding, is_finite, spell
@@ -30,6 +32,22 @@ class NonfiniteConfig(BaseModel):
     )
 
 
+@dataclass(slots=True)
+class _Streak:
+    """Bad records in a row and the first of them."""
+
+    count: int = 0
+    onset: StepMetric | None = None
+
+    def add(self, record: StepMetric, *, bad: bool) -> None:
+        """Count a bad record in, or end the streak."""
+        if not bad:
+            self.count, self.onset = 0, None
+            return
+        self.count += 1
+        self.onset = self.onset or record
+
+
 class NonfiniteDetector:
     """Counts non-finite records in a row. A NaN loss poisons all weights in one update, so
     waiting for two more records costs nothing and removes single glitches of the report."""
@@ -40,23 +58,25 @@ class NonfiniteDetector:
         self._loss_needed = config.sparse_loss_records if sparse else config.loss_records
         self._grace = grace
         self._seen = 0
-        self._losses: list[StepMetric] = []
-        self._grads: list[StepMetric] = []
+        self._losses = _Streak()
+        self._grads = _Streak()
 
     def observe(self, record: StepMetric) -> Finding | None:
         """Critical at the n-th bad loss in a row, a warning at the first."""
         self._seen += 1
         grad_bad = record.grad_norm is not None and not is_finite(record.grad_norm)
-        self._grads = [*self._grads[-64:], record] if grad_bad else []
         loss_bad = not is_finite(record.loss) and (record.loss is not None or grad_bad)
+        # A record that does not give a number neither continues nor ends its streak.
+        if record.grad_norm is not None:
+            self._grads.add(record, bad=grad_bad)
+        if record.loss is not None or loss_bad:
+            self._losses.add(record, bad=loss_bad)
         if loss_bad:
-            self._losses = [*self._losses[-64:], record]
             return self._judge_loss(record)
-        self._losses = []
-        return self._judge_grad() if grad_bad else None
+        return self._judge_grad(record) if grad_bad else None
 
     def _judge_loss(self, record: StepMetric) -> Finding:
-        count, onset = len(self._losses), self._losses[0]
+        count, onset = self._losses.count, self._losses.onset or record
         needed = self._config.skipped_records if record.skipped else self._loss_needed
         shown = spell(record.loss) if record.loss is not None else "gone, gradient norm not finite"
         reason = f"loss is {shown} at step {record.step}"
@@ -71,8 +91,8 @@ class NonfiniteDetector:
         kind = "nan" if record.loss is None or record.loss != record.loss else "inf"
         return Finding(level, Fault.LOSS_NONFINITE, reason, onset, kind, evidence)
 
-    def _judge_grad(self) -> Finding | None:
-        count, onset, last = len(self._grads), self._grads[0], self._grads[-1]
+    def _judge_grad(self, last: StepMetric) -> Finding | None:
+        count, onset = self._grads.count, self._grads.onset or last
         needed = self._config.grad_records * (2 if self._seen <= self._grace else 1)
         if count < min(GRAD_SUSPECT_RECORDS, needed):
             return None

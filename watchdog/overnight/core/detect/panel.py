@@ -109,18 +109,16 @@ class Panel:
             return
         self._steps.append(record.step)
         self._kept.append(record)
+        self._settled = len(self._kept) == self._steps.maxlen
         strides = [b - a for a, b in zip(self._steps, list(self._steps)[1:], strict=False) if b > a]
-        if not strides:
-            return
-        sparse = median(strides) >= SPARSE_STRIDE
+        sparse = bool(strides) and median(strides) >= SPARSE_STRIDE
         if sparse != self._sparse:
             self._sparse = sparse
             self._build()
             for earlier in self._kept[:-1]:
                 for detector in self._detectors:
                     detector.observe(earlier)
-        if len(self._steps) == self._steps.maxlen:
-            self._settled = True
+        if self._settled:
             self._kept.clear()
 
     def _watch_lone_gradient(self, findings: list[Finding]) -> None:
@@ -146,6 +144,11 @@ class Panel:
             if self._calm >= CALM_RECORDS:
                 self._forget_episode()
 
+    @property
+    def _alarmed(self) -> bool:
+        """Whether this episode has already had a critical verdict."""
+        return any(severity is Severity.CRITICAL for _kind, severity in self._spoken)
+
     def _verdict(self, record: StepMetric, worst: Finding | None) -> Verdict | None:
         if worst is None:
             return None
@@ -155,11 +158,13 @@ class Panel:
             level = Level.WARNING
         if level < Level.WARNING:
             return None
+        if worst.fault is Fault.LOSS_NONFINITE and self._alarmed:
+            level = Level.CRITICAL  # a number that is lost while the alarm is up needs no proof
         severity = Severity.CRITICAL if level is Level.CRITICAL else Severity.WARNING
-        key = (f"{worst.fault}/{worst.kind}", severity)
-        if key in self._spoken:
+        kind = f"{worst.fault}/{worst.kind}"
+        if not self._spoken.isdisjoint({(kind, severity), (kind, Severity.CRITICAL)}):
             return None
-        self._spoken.add(key)
+        self._spoken.add((kind, severity))
         return Verdict(
             at=record.at,
             fault=worst.fault,
@@ -175,5 +180,8 @@ class Panel:
 
 
 def _untouched(config: BaseModel, preset: dict[str, int]) -> dict[str, int]:
-    """The part of a preset that the user did not set by hand."""
-    return {key: value for key, value in preset.items() if key not in config.model_fields_set}
+    """The part of a preset that the user did not set by hand; a pair is taken whole or not."""
+    mine = config.model_fields_set
+    pairs = ({"window", "min_records"}, {"need", "persist"})
+    kept = {key for pair in pairs if mine & pair for key in pair}
+    return {key: value for key, value in preset.items() if key not in kept}

@@ -8,8 +8,9 @@ it cut to `gate` deviations, a non-finite value never.
 from __future__ import annotations
 
 from collections import deque
+from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from overnight.core.detect.finding import Finding, is_finite, spell
 from overnight.core.detect.window import SortedWindow
@@ -47,8 +48,23 @@ class SpikeConfig(BaseModel):
     )
 
 
+    @model_validator(mode="after")
+    def _can_ever_speak(self) -> Self:
+        if self.need > self.persist:
+            raise ValueError(f"need ({self.need}) must not be above persist ({self.persist})")
+        if self.min_records > self.window:
+            raise ValueError(
+                f"min_records ({self.min_records}) must not be above window ({self.window})"
+            )
+        return self
+
+
 SPARSE = {"window": 100, "min_records": 20, "need": 4, "persist": 5}
 """The same for logs with a line every 10 steps or rarer (science.md, sparse preset)."""
+
+LARGEST = 1e100
+"""Numbers are cut to this before judging: far above float32, and their squares and sums stay
+finite, so that no printed number can put an infinity into a baseline."""
 
 GATE = 4.0
 """Records beyond this many deviations enter the baseline cut to it, so outliers teach slowly."""
@@ -62,6 +78,7 @@ class LossSpikeDetector:
         self._baseline = SortedWindow(config.window)
         self._hits: deque[StepMetric | None] = deque(maxlen=config.persist)
         self._recent: deque[float] = deque(maxlen=config.persist)
+        self._onset: StepMetric | None = None
         self._exploded = 0
         self._waited = 0
 
@@ -70,6 +87,7 @@ class LossSpikeDetector:
         loss = record.loss
         if loss is None or not is_finite(loss):
             return None
+        loss = max(-LARGEST, min(LARGEST, loss))
         if len(self._baseline) < self._config.min_records:
             self._baseline.push(loss)
             self._recent.append(loss)
@@ -91,8 +109,9 @@ class LossSpikeDetector:
         hits = [hit for hit in self._hits if hit is not None]
         if not hits:
             self._waited = max(0, self._waited - 1)
+            self._onset = None
             return None
-        onset = hits[0]
+        onset = self._onset = self._onset or hits[0]  # a healing spike outlives its window
         evidence = {"loss": record.loss, "median": median, "z": z, "hits": len(hits)}
         reason = (
             f"loss {spell(record.loss)} against a median of {spell(median)}"
@@ -136,6 +155,7 @@ class GradSpikeDetector:
         grad = record.grad_norm
         if grad is None or not is_finite(grad) or grad <= 0:
             return None
+        grad = min(LARGEST, grad)
         if len(self._baseline) < self._config.min_records:
             self._baseline.push(grad)
             return None

@@ -96,7 +96,7 @@ class StallDetector:
         idle = witness.cpu_idle_s
         proved = idle is not None and idle >= self._config.witness_s
         severity = Severity.CRITICAL if proved or silence > 2 * limit else Severity.WARNING
-        if severity in self._spoken:
+        if severity in self._spoken or Severity.CRITICAL in self._spoken:
             return None
         self._spoken.add(severity)
         return self._verdict(at, severity, silence=silence, limit=limit, idle=idle)
