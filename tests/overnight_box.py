@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from waiting import wait_until
+
 SCRIPT = Path(__file__).parent / "workers" / "script.py"
 RESUME = "--resume {checkpoint} --lr {lr}"
 OVERNIGHT = [sys.executable, "-P", "-m", "overnight"]
@@ -179,6 +181,11 @@ class Box:
         """Every start of the worker, with its arguments and pid."""
         path = self.out / "starts"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def first_start(self) -> dict[str, Any]:
+        """The first start of the worker, as soon as it has happened."""
+        wait_until(lambda: bool(self.starts()), self.out)
+        return self.starts()[0]
 
     def log(self, attempt: int) -> str:
         """What the worker printed in an attempt."""

@@ -308,7 +308,7 @@ def _handle_signals(inbox: Inbox, console: Console) -> None:
 def _detach(name: str) -> None:
     """Go on in a session of our own; the shell gets its prompt back. Before any thread exists."""
     if os.fork() > 0:
-        print(f"watching in the background: overnight status {name}")
+        print(f"watching in the background: overnight status {name}", flush=True)
         os._exit(0)
     os.setsid()
     quiet = os.open(os.devnull, os.O_RDWR)

@@ -88,7 +88,7 @@ class Judge:
 
     def _tell(self, verdict: Verdict, decision: Decision, change: Change) -> None:
         self._effects.say(f"{verdict.severity}: {verdict.fault}: {verdict.reason}")
-        if change is not Change.JOINED and decision.action is not Action.NOTIFY:
+        if change is not Change.JOINED and decision.reason != verdict.reason:
             self._effects.say(f"intend: {decision.action}: {decision.reason}")
 
     def _act(
@@ -141,7 +141,7 @@ def death_verdict(attempt: Attempt, death: Death, *, at: float) -> Verdict:
     assert record is not None
     reason = f"the worker {describe(record)}: {death.cause}; {death.hint}"
     if death.evidence:
-        reason += f" [{death.evidence[-1][:QUOTED_CHARS]}]"
+        reason += f" [{_quoted(death.evidence[-1])}]"
     numeric = death.fault in NUMERIC_FAULTS
     position = last.position if last else Position(attempt.number, 0)
     return Verdict(
@@ -156,3 +156,11 @@ def death_verdict(attempt: Attempt, death: Death, *, at: float) -> Verdict:
         evidence={"lines": list(death.evidence)},
         cause=death.cause,
     )
+
+
+def _quoted(line: str) -> str:
+    """A worker's line as a reason quotes it: both ends, the middle left out."""
+    if len(line) <= QUOTED_CHARS:
+        return line
+    half = QUOTED_CHARS // 2
+    return f"{line[:half]} … {line[-half:]}"

@@ -32,7 +32,7 @@ class Launcher:
         skip: tuple[int, int] | None = None,
         watch: LrWatch | None = None,
     ) -> None:
-        """Start the next attempt from a checkpoint, or from scratch."""
+        """Start the next attempt from a checkpoint, or from scratch. Raises WorkerError."""
         run, settings = self._run, self._run.settings
         resumes = target is not None and run.means.route is not Route.NONE
         run.ledger.resumed_from(target.identity if target else None)
@@ -50,9 +50,7 @@ class Launcher:
         )
         directory = settings.directory / "attempts" / f"{run.attempts:04d}"
         run.attempt = self._attempt(target, lr_scale, watch)
-        self._effects.write_control(
-            self._control_path, {"lr_scale": lr_scale, "skip": _skip_text(skip)}
-        )
+        self._write_control(lr_scale, skip)
         self._journal.flush(self._effects.clock(), force=True)
         command = list(settings.command)
         if resumes:
@@ -66,6 +64,15 @@ class Launcher:
         )
         self._effects.worker.start(launch)
         self._effects.tails.open(run.attempts, directory)
+
+    def _write_control(self, lr_scale: float, skip: tuple[int, int] | None) -> None:
+        """The file that a cooperating worker reads again at each step."""
+        try:
+            self._effects.write_control(
+                self._control_path, {"lr_scale": lr_scale, "skip": _skip_text(skip)}
+            )
+        except OSError as error:  # the environment tells the new worker the same
+            self._effects.say(f"warning: cannot write {self._control_path}: {error.strerror}")
 
     def _attempt(self, target: Target | None, lr_scale: float, watch: LrWatch | None) -> Attempt:
         run, settings = self._run, self._run.settings

@@ -72,6 +72,7 @@ class Supervisor:
         self._judge = Judge(run, effects, journal, self._recoverer)
         self._gpu_hot = GpuHotDetector(run.settings.gpu)
         self._ticked_at = 0.0
+        self._bugs = 0
         self._kill_at: float | None = None
         self._drain_at: float | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -110,13 +111,20 @@ class Supervisor:
         """One observation, then whatever time has made due."""
         observation = self._inbox.get(self._patience_s())
         if observation is not None:
-            self._handlers[type(observation)](observation)
+            self._guarded(self._handlers[type(observation)], observation)
         at = self._effects.clock()
-        self._recoverer.advance(at)
-        self._journal.deliver()
-        if at - self._ticked_at >= TICK_S:
-            self._ticked_at = at
-            self._tick(at)
+        self._guarded(self._recoverer.advance, at)
+        self._guarded(self._tick, at)
+
+    def _guarded(self, step: Callable[[Any], None], argument: Any) -> None:
+        """A bug of ours costs a line in the log, never the watch: the worker must train on."""
+        try:
+            step(argument)
+        except Exception:
+            log.exception("a bug in Overnight; going on")
+            self._bugs += 1
+            if self._bugs in (1, 10, 100):
+                self._effects.say(f"warning: a bug in Overnight ({self._bugs}), see supervisor.log")
 
     def _patience_s(self) -> float:
         """How long the queue may stay quiet before time alone makes something due."""
@@ -125,6 +133,11 @@ class Supervisor:
         return min(TICK_S, max(0.005, due), max(0.02, self._journal.next_due_s()))
 
     def _tick(self, at: float) -> None:
+        """What is due by time alone; most of it once a second."""
+        self._journal.deliver()
+        if at - self._ticked_at < TICK_S:
+            return
+        self._ticked_at = at
         attempt = self._run.attempt
         self._effects.gpu.check(at)
         self._journal.flush(at)
@@ -295,7 +308,6 @@ class Supervisor:
             return
         death = diagnose(record, list(attempt.tail), any_record=attempt.records > 0)
         self._judge.judge(death_verdict(attempt, death, at=self._effects.clock()), death)
-        self._run.signatures.append(death.signature)
         if self._recoverer.current is None and not self._run.life.ended:
             self._run.ending = f"the worker {describe(record)} and the config says to leave it"
             self._run.life.apply(Event.HALT)

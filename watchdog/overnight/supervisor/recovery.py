@@ -34,6 +34,7 @@ from overnight.core.incidents import decided
 from overnight.core.lifecycle import Event
 from overnight.core.policy import PastRecovery
 from overnight.core.story import Incident
+from overnight.errors import WorkerError
 from overnight.supervisor.journal import Journal
 from overnight.supervisor.keeping import Keeper
 from overnight.supervisor.launching import Launcher
@@ -186,6 +187,8 @@ class Recoverer:
         self._journal.note([run.book.put(incident)])
         if decision.action is Action.HALT:
             recovery.phase, recovery.deadline = Phase.SECURING, at + SECURE_S
+            if decision.target is not None:
+                run.ledger.pin(decision.target.identity)
             self._keeper.keep_safe()
         else:
             self._wait(recovery, at)
@@ -249,11 +252,18 @@ class Recoverer:
         self._passed("checkpoint ready")
         run.reached(run.last.step if run.last else 0)
         run.past.append(_past(recovery, target))
+        if recovery.death is not None:
+            run.signatures.append(recovery.death.signature)
         run.life.apply(Event.START)
         recovery.phase = Phase.STARTING
         changed = decision.lr_scale != run.lr_scale
         watch = run.lr_watch(decision.lr_scale) if changed else None
-        self.launcher.launch(target, lr_scale=decision.lr_scale, skip=decision.skip, watch=watch)
+        try:
+            self.launcher.launch(
+                target, lr_scale=decision.lr_scale, skip=decision.skip, watch=watch
+            )
+        except WorkerError as error:
+            self._give_up(recovery, self._effects.clock(), f"{error}")
 
     def _still_there(self, target: Target) -> bool:
         """Whether the path still means the bytes that were verified (or their vault copy)."""
