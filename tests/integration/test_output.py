@@ -22,8 +22,6 @@ LONG_LINES = "import sys\nfor _ in range(40):\n    sys.stdout.write('x' * (1 << 
 NO_NEWLINE = "import sys\nfor _ in range(40):\n    sys.stdout.write('loss: ' * (1 << 18))\n"
 BINARY = "import os\nfor _ in range(40):\n    os.write(1, bytes(range(256)) * 4096)\n"
 TEXT = "for n in range(100_000):\n    print('a line of no interest, number', n, 'of many')\n"
-    "for n in range(400_000):\n    print('a line of no interest, number', n, 'of so many lines')\n"
-)
 END = "\nprint()\nprint('Step 1 | Loss: 2.5', flush=True)\nraise MemoryError\n"
 
 

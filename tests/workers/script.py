@@ -66,6 +66,15 @@ class Faults:
                 return True
         return False
 
+    def end(self, step):
+        """Crash, leave or hang, if it is time."""
+        if self.at("crash", step):
+            raise RuntimeError(f"a crash at step {step}")
+        if self.at("exit-3", step):
+            sys.exit(3)
+        if self.at("stall", step):
+            threading.Event().wait()
+
 
 def options():
     parser = argparse.ArgumentParser()
@@ -126,12 +135,7 @@ def main():
         if args.wait_for and step == start + 1:
             while not args.wait_for.exists():
                 time.sleep(0.01)
-        if faults.at("crash", step):
-            raise RuntimeError(f"a crash at step {step}")
-        if faults.at("exit-3", step):
-            sys.exit(3)
-        if faults.at("stall", step):
-            threading.Event().wait()
+        faults.end(step)
         if faults.at("one-nan", step):
             loss = math.nan
         poisoned = False
