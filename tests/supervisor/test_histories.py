@@ -215,3 +215,21 @@ def test_a_death_right_after_nan_belongs_to_the_nan(code):
         "crash",
     }
     assert len(world.incidents) == 1
+
+
+def test_a_script_that_stops_itself_on_a_bad_number_is_rolled_back():
+    """One NaN and an exit: the death is numeric, and what came before the NaN is resumed."""
+    world = World([*STORY[:-2], dies(code=1), *HEALED])
+    assert world.supervise() == 0
+    [incident] = world.incidents.values()
+    assert (incident.fault, incident.action) == ("loss-nonfinite", "rollback")
+    assert (incident.lr_scale_after, incident.lr_proof) == (0.5, "proved")
+    assert incident.cause == "unknown"
+
+
+def test_records_that_stay_bad_keep_a_warning_open():
+    """An episode whose verdict has been spoken is not closed as healed while it goes on."""
+    bad = [line(f"Step {n} | Loss: {2.9 + n % 3 * 0.01:.3f} | LR: 1e-03") for n in range(201, 206)]
+    world = World([steps(1, 200), *bad, steps(206, 330), dies(code=0)])
+    assert world.supervise() == 0
+    assert all(i.closed_utc is not None for i in world.incidents.values())

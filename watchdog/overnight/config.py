@@ -156,6 +156,8 @@ def _sentence(problem: Any) -> str:
 
 def _keys_at(path: Sequence[str]) -> list[str]:
     """The keys that the section at this path knows."""
+    if path[:1] == ["policy"]:
+        return list(FaultPolicy.model_fields)
     model: Any = Config
     for part in path:
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
@@ -163,7 +165,7 @@ def _keys_at(path: Sequence[str]) -> list[str]:
         found = model.model_fields.get(part)
         if found is None:
             return []
-        model = FaultPolicy if part == "policy" else found.annotation
+        model = found.annotation
     if isinstance(model, type) and issubclass(model, BaseModel):
         return list(model.model_fields)
     return []

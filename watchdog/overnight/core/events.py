@@ -1,7 +1,7 @@
-"""The vocabulary: what is seen, what is concluded, what is done. Values only, no behaviour.
+"""The vocabulary: what is seen, concluded and done. Values only, no behaviour.
 
-Observations carry `at`, monotonic seconds, for decisions; `*_utc` fields are wall-clock seconds
-since the epoch, for people and disk. A quantity that is not known is None, never 0.
+Observations carry `at`, monotonic seconds, for decisions; `*_utc` is the wall clock in seconds, for
+people and disk. A quantity that is not known is None, never 0.
 """
 
 from __future__ import annotations
@@ -56,16 +56,9 @@ class Fault(StrEnum):
     CHECKPOINT_OVERDUE = "checkpoint-overdue"
 
 
-NUMERIC_FAULTS = frozenset(
-    {
-        Fault.LOSS_NONFINITE,
-        Fault.GRAD_NONFINITE,
-        Fault.LOSS_SPIKE,
-        Fault.GRAD_SPIKE,
-        Fault.DIVERGENCE,
-        Fault.COLLAPSE,
-    }
-)
+_NONFINITE = {Fault.LOSS_NONFINITE, Fault.GRAD_NONFINITE}
+_SPIKES = {Fault.LOSS_SPIKE, Fault.GRAD_SPIKE}
+NUMERIC_FAULTS = frozenset({*_NONFINITE, *_SPIKES, Fault.DIVERGENCE, Fault.COLLAPSE})
 
 _MEMBERS = {
     Family.NUMERIC: NUMERIC_FAULTS,

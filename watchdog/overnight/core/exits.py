@@ -15,6 +15,9 @@ from overnight.core.events import ExitRecord, Fault
 TAIL_LINES = 200
 """How much of the worker's last output is kept for finding a cause."""
 
+LAST_SIGNAL = 64
+"""The highest signal number of Linux."""
+
 _SIGNALS = {1: "HUP", 2: "INT", 3: "QUIT", 4: "ILL", 6: "ABRT", 7: "BUS", 8: "FPE", 9: "KILL"}
 _SIGNALS |= {11: "SEGV", 13: "PIPE", 15: "TERM", 24: "XCPU", 25: "XFSZ"}
 
@@ -136,8 +139,8 @@ def diagnose(record: ExitRecord, tail: Sequence[str], *, any_record: bool) -> De
 
 def _death_by_status(record: ExitRecord, lines: Sequence[str], *, any_record: bool) -> Death:
     signal = record.signal
-    if signal is None and record.code is not None and record.code > 128:
-        signal = record.code - 128  # a shell in between reports 128 + N
+    if signal is None and record.code is not None and 128 < record.code <= 128 + LAST_SIGNAL:
+        signal = record.code - 128  # a shell in between reports 128 + N; 255 is sys.exit(-1)
     if signal is not None:
         name = _SIGNALS.get(signal, str(signal))
         cause, hint = _BY_SIGNAL.get(signal, ("killed", "another program or person ended it"))

@@ -29,8 +29,14 @@ _NAMES = {
     **dict.fromkeys(("tokens per second", "tokens per s", "tokens per sec"), "tokens_per_s"),
     **dict.fromkeys(("loss scale", "grad scale"), "loss_scale"),
     **dict.fromkeys(("total steps", "max steps", "total iters"), "total_steps"),
+    # Durations, not counters: "time per step: 0.51", "ms/it: 120".
+    **dict.fromkeys(("per step", "per iter", "per it", "per iteration", "per update"), ""),
+    **dict.fromkeys(("s step", "ms step", "sec step", "s it", "ms it", "sec it", "s iter"), ""),
+    # Norms of something else: "param_norm=350.1" says nothing about the gradient.
+    **dict.fromkeys(("param norm", "params norm", "parameter norm", "weight norm"), ""),
+    **dict.fromkeys(("weights norm", "update norm", "layer norm", "batch norm"), ""),
 }
-"""The last words of a name -> the Reading field it fills. Longer endings win."""
+"""The last words of a name -> the Reading field it fills, "" for none. Longer endings win."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ _NUMBER = (
 _PAIR = re.compile(
     r"([A-Za-z_][\w/.\-]{0,39}(?:[ \t][A-Za-z_(][\w/.\-)]{0,19}){0,3})"  # "Grad Norm", "train/loss"
     r"[\"']?(?:[ \t]*[:=][ \t]*|[ \t]+)[\"']?"  # ": ", "=", " ", "': '"
-    rf"({_NUMBER})(?![\w.]*[A-Za-z_(])"  # not "3rd", "nanms", "inf_check"
+    rf"((?>{_NUMBER}))(?![\w.]*[A-Za-z_(])"  # not "3rd", "nanms"; atomic: linear in digits
     r"|"
     r"([A-Za-z_][\w/.\-]{0,39})[ \t]*[:=][ \t]*"  # the same, with a unit glued to the number
     rf"({_NUMBER})(?=(?:ms|s|it|k|M|G|%|x|GB|MB)\b)"

@@ -47,6 +47,7 @@ class Ledger:
         self._config = config
         self._entries: dict[Identity, Entry] = {entry.identity: entry for entry in entries}
         self._suspect_since: Position | None = None
+        self._pinned: Identity | None = None
 
     # --- facts ---------------------------------------------------------------------------------
 
@@ -54,7 +55,8 @@ class Ledger:
         """A complete checkpoint; what was at the same path before is gone."""
         known = self._entries.get(found.identity)
         if known is not None:
-            return known
+            self._entries[found.identity] = replace(known, gone=False)  # renamed away and back
+            return self._entries[found.identity]
         for identity, entry in self._entries.items():
             if identity.path == found.identity.path and not entry.gone:
                 self._entries[identity] = replace(entry, gone=True)
@@ -76,7 +78,8 @@ class Ledger:
         entry = self._entries.get(answer.identity)
         if entry is None:
             return
-        step = entry.step if entry.step is not None else answer.step
+        known = (entry.step, answer.step, entry.order_step)  # name, state file, log
+        step = next((step for step in known if step is not None), None)
         self._entries[answer.identity] = replace(
             entry,
             checked=answer.health,
@@ -99,9 +102,11 @@ class Ledger:
 
     def record(self, record: StepMetric, *, suspect: bool, suspect_since: Position | None) -> None:
         """Evidence for or against the checkpoints before this record."""
+        if suspect_since is None and self._suspect_since is not None:
+            self._give_back(self._suspect_since)
         self._suspect_since = suspect_since
         for identity, entry in self._entries.items():
-            if entry.confirmed or entry.tainted or entry.abandoned:
+            if entry.confirmed or entry.tainted or entry.unseen or entry.abandoned:
                 continue
             if record.position <= entry.position:
                 continue
@@ -109,25 +114,36 @@ class Ledger:
                 self._entries[identity] = replace(entry, tainted=True)
                 continue
             clean = entry.clean_records + 1
-            base = entry.order_step if entry.order_step is not None else 0
-            far_enough = record.step - base >= self._config.confirm_steps
+            base = entry.order_step
+            followed = clean if base is None else record.step - base
+            far_enough = followed >= self._config.confirm_steps
             self._entries[identity] = replace(
                 entry,
                 clean_records=clean,
                 confirmed=far_enough and clean >= self._config.confirm_records,
             )
 
+    def _give_back(self, since: Position) -> None:
+        """An episode has closed by itself: what was saved in it may become healthy after all."""
+        for identity, entry in self._entries.items():
+            if entry.tainted and entry.position >= since and not entry.poisoned:
+                self._entries[identity] = replace(entry, tainted=False, clean_records=0)
+
     def records_lost(self) -> None:
         """Some records were not read: nothing that waits for confirmation can have it now."""
         for identity, entry in self._entries.items():
             if not entry.confirmed:
-                self._entries[identity] = replace(entry, tainted=True)
+                self._entries[identity] = replace(entry, unseen=True)
 
     def numeric_fault(self, *, onset: Position, onset_step: int | None, name: str) -> list[Entry]:
-        """Make suspect what was saved at or after the onset. Returns what it hit."""
+        """Make suspect what was saved at or after the onset, or in the episode that led to it.
+
+        Returns what it hit.
+        """
         hit = []
         for identity, entry in self._entries.items():
-            if not entry.abandoned and not self._is_before(entry, onset, onset_step):
+            before = self._is_before(entry, onset, onset_step) and not self._in_episode(entry)
+            if not entry.abandoned and not before:
                 reason = f"saved at or after the onset of {name}"
                 reason += f" at step {onset_step}" if onset_step is not None else ""
                 self._entries[identity] = replace(entry, poisoned=reason)
@@ -178,8 +194,7 @@ class Ledger:
 
     def health(self, entry: Entry) -> tuple[Health, str]:
         """What a checkpoint is worth now, and why."""
-        since = self._suspect_since
-        doubtful = since is not None and entry.position >= since and not entry.abandoned
+        doubtful = self._in_episode(entry) and not entry.abandoned
         if entry.checked is Health.CORRUPT:
             health, why = Health.CORRUPT, entry.reason
         elif entry.poisoned:
@@ -195,6 +210,7 @@ class Ledger:
             health, why = Health.HEALTHY, f"finite, and {steps} clean steps followed"
         else:
             waiting = "the steps after it did not stay clean" if entry.tainted else "still young"
+            waiting = "records after it were not read" if entry.unseen else waiting
             health, why = Health.VERIFIED, f"finite; {waiting}"
         return health, f"{why} (left behind by a rollback)" if entry.abandoned else why
 
@@ -235,6 +251,10 @@ class Ledger:
             and (onset is None or self._is_before(entry, onset, onset_step))
         ]
 
+    def pin(self, identity: Identity) -> None:
+        """Protect this one too: it is what a halted run will be resumed from."""
+        self._pinned = identity
+
     def to_secure(self) -> list[Entry]:
         """Entries that belong into the vault and are not there."""
         return [e for e in self._protected() if e.vault_path is None and not e.gone]
@@ -255,14 +275,20 @@ class Ledger:
         healthy: list[Entry] = []
         young: list[Entry] = []
         for entry in reversed(self.entries()):
-            if entry.abandoned:
-                continue
             health = self.health(entry)[0]
-            if health is Health.HEALTHY and len(healthy) < self._config.keep:
+            if entry.identity == self._pinned:
+                young.append(entry)
+            elif entry.abandoned:
+                continue
+            elif health is Health.HEALTHY and len(healthy) < self._config.keep:
                 healthy.append(entry)
-            elif health is Health.VERIFIED and not healthy and not entry.tainted:
+            elif health is Health.VERIFIED and not healthy and not (entry.tainted or entry.unseen):
                 young.append(entry)
         return young + healthy
+
+    def _in_episode(self, entry: Entry) -> bool:
+        """Whether it was saved at or after the first suspect record of the open episode."""
+        return self._suspect_since is not None and entry.position >= self._suspect_since
 
     def _is_before(self, entry: Entry, onset: Position, onset_step: int | None) -> bool:
         if entry.position >= onset:

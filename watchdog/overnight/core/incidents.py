@@ -60,8 +60,7 @@ class Book:
             near = record_count - incident.last_bad < CALM_RECORDS
             if incident.family is family and near:
                 return incident
-            dying = family is Family.EXIT and incident.family is Family.NUMERIC
-            if dying and now_utc - incident.opened_utc <= JOIN_S:
+            if family is Family.EXIT and _died_of(incident, verdict, now_utc=now_utc):
                 return incident
         return None
 
@@ -74,10 +73,14 @@ class Book:
             incident = self._new(verdict, now_utc=now_utc)
             self._next_id += 1
             return self.put(_decided(incident, decision, record_count)), Change.OPENED
-        joins = family_of(verdict.fault) is not home.family
-        if joins or _RANK[verdict.severity] < _RANK[home.severity]:
+        rank, home_rank = _RANK[verdict.severity], _RANK[home.severity]
+        if rank < home_rank:
             joined = replace(home, cause=verdict.cause or home.cause, last_bad=record_count)
-            return self.put(joined), Change.JOINED
+            return self.put(_heard(joined, verdict, now_utc)), Change.JOINED
+        if rank == home_rank and family_of(verdict.fault) is not home.family:
+            # The number is the story, the death its end; but somebody has to act on a death.
+            ended = replace(home, cause=verdict.cause or home.cause, outcome=None)
+            return self.put(_decided(ended, decision, record_count)), Change.ESCALATED
         grown = replace(
             home,
             fault=verdict.fault,
@@ -90,6 +93,7 @@ class Book:
             evidence=verdict.evidence,
             outcome=None,
         )
+        grown = _heard(grown, verdict, now_utc)
         return self.put(_decided(grown, decision, record_count)), Change.ESCALATED
 
     def _new(self, verdict: Verdict, *, now_utc: float) -> Incident:
@@ -105,7 +109,15 @@ class Book:
             onset_step=verdict.onset_step,
             detected_step=verdict.detected_step,
             evidence=verdict.evidence,
+            last_verdict_utc=now_utc,
+            last_attempt=_attempt_of(verdict),
         )
+
+    def still_bad(self, family: Family, *, record_count: int) -> None:
+        """A record that looks wrong keeps its family's episode open, without a new verdict."""
+        for incident in self.open_incidents():
+            if incident.family is family:
+                self.put(replace(incident, last_bad=record_count))
 
     def calm(self, *, record_count: int, now_utc: float, busy: int | None) -> list[Incident]:
         """Close what has been quiet long enough; `busy` is an incident still being recovered."""
@@ -123,6 +135,25 @@ class Book:
             self.put(replace(incident, closed_utc=now_utc, outcome=incident.outcome or outcome))
             for incident in self.open_incidents()
         ]
+
+
+def _attempt_of(verdict: Verdict) -> int | None:
+    position = verdict.detected or verdict.onset
+    return position.attempt if position else None
+
+
+def _heard(incident: Incident, verdict: Verdict, now_utc: float) -> Incident:
+    """The incident with the moment of its family's last verdict."""
+    attempt = _attempt_of(verdict)
+    return replace(incident, last_verdict_utc=now_utc, last_attempt=attempt)
+
+
+def _died_of(incident: Incident, verdict: Verdict, *, now_utc: float) -> bool:
+    """Whether a death ends this numeric incident: the same attempt, within JOIN_S."""
+    if incident.family is not Family.NUMERIC or incident.last_verdict_utc is None:
+        return False
+    same = incident.last_attempt is not None and incident.last_attempt == _attempt_of(verdict)
+    return same and now_utc - incident.last_verdict_utc <= JOIN_S
 
 
 def _decided(incident: Incident, decision: Decision, record_count: int) -> Incident:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from overnight.core.events import (
     NUMERIC_FAULTS,
@@ -41,6 +41,13 @@ class FaultPolicy(BaseModel):
     action: Action | None = Field(None, description="record, notify, restart, rollback, cool, halt")
     lr_factor: float | None = Field(None, gt=0, le=1, description="multiplies the learning rate")
     skip: bool | None = Field(None, description="skip the data around the fault when it comes back")
+
+    @field_validator("action")
+    @classmethod
+    def _is_a_choice(cls, value: Action | None) -> Action | None:
+        if value is Action.CHECKPOINT:
+            raise ValueError("checkpoint is no action of a policy; use notify or restart")
+        return value
 
 
 class BudgetConfig(BaseModel):
@@ -181,11 +188,8 @@ class Policy:
         same: Sequence[PastRecovery],
     ) -> Decision:
         lr_scale = now.lr_scale * self._factor(verdict.fault)
-        if lr_scale < self._config.min_lr_scale:
-            floor = self._config.min_lr_scale
-            return self._halt(
-                now, f"{verdict.reason}; the learning rate is at its floor (x{floor:g})"
-            )
+        if self._below_floor(lr_scale, now):
+            return self._at_floor(verdict, now)
         step = "an unknown step" if target.step is None else f"step {target.step}"
         reason = f"{verdict.reason}; resume from {step} ({target.health}: {target.why})"
         if lr_scale != now.lr_scale:
@@ -205,7 +209,7 @@ class Policy:
         )
 
     def _no_route(self, verdict: Verdict, now: Situation) -> Decision:
-        best = now.targets[0] if now.targets else None
+        best = self._target(verdict, now, ())
         reason = f"{verdict.reason}; the script has no known way to resume"
         if best is not None:
             step = "" if best.step is None else f" (step {best.step}, {best.health})"
@@ -223,7 +227,9 @@ class Policy:
                 now,
                 f"{verdict.reason}; there is no checkpoint to go back to, and starting over is off",
             )
-        lr_scale = now.lr_scale * self._factor(verdict.fault)
+        lr_scale = now.lr_scale * (self._factor(verdict.fault) if numeric else 1.0)
+        if self._below_floor(lr_scale, now):
+            return self._at_floor(verdict, now)
         return Decision(
             action=action,
             reason=f"{verdict.reason}; no checkpoint yet, so the run starts from scratch",
@@ -266,6 +272,7 @@ class Policy:
         careful = verdict.fault in NUMERIC_FAULTS or verdict.fault in _HEALTHY_FIRST
         ordered = healthy + [t for t in now.targets if t.health is not Health.HEALTHY]
         choices = ordered if careful else list(now.targets)
+        choices = [t for t in choices if not self._rejected(t, verdict, now)]
         if verdict.fault in NUMERIC_FAULTS and same and verdict.onset_step is not None:
             reach = max((past.reach_steps or 0) for past in same)
             far = [
@@ -276,6 +283,15 @@ class Policy:
             older = [t for t in choices if t.step is not None and t.step < _oldest_tried(same)]
             choices = far or older
         return choices[0] if choices else None
+
+    def _rejected(self, target: Target, verdict: Verdict, now: Situation) -> bool:
+        """Whether a numeric fault right after the resume speaks against this checkpoint."""
+        records = now.records_since_resume
+        soon = records is not None and records <= REJECTED_RECORDS
+        if not (soon and now.past and verdict.fault in NUMERIC_FAULTS):
+            return False
+        tried = now.past[-1].target_step
+        return tried is not None and target.step is not None and target.step >= tried
 
     def _factor(self, fault: Fault) -> float:
         override = self._config.faults.get(fault)
@@ -299,6 +315,14 @@ class Policy:
         return first, min(verdict.detected_step + 10, first + 500)
 
     # --- limits --------------------------------------------------------------------------------
+
+    def _below_floor(self, lr_scale: float, now: Situation) -> bool:
+        """Whether a reduction would leave too little to train with."""
+        return lr_scale < min(self._config.min_lr_scale, now.lr_scale)
+
+    def _at_floor(self, verdict: Verdict, now: Situation) -> Decision:
+        floor = self._config.min_lr_scale
+        return self._halt(now, f"{verdict.reason}; the learning rate is at its floor (x{floor:g})")
 
     def _stuck(self, now: Situation) -> int:
         """Recoveries in a row, newest first, that led to no real progress."""
@@ -331,7 +355,8 @@ class Policy:
         if stuck == 0:
             return 0.0
         budget = self._config.budget
-        return min(budget.backoff_max_s, budget.backoff_s * 2.0 ** (stuck - 1))
+        doublings = min(stuck - 1, 60)  # a float ends at 2^1024, and no limit is 2^60 s
+        return min(budget.backoff_max_s, budget.backoff_s * 2.0**doublings)
 
     def _halt(self, now: Situation, reason: str) -> Decision:
         return Decision(Action.HALT, reason, lr_scale=now.lr_scale, needs_you=True)

@@ -18,6 +18,9 @@ from overnight.core.formats import Reading, WorkerEvent, read_json, read_line
 SILENT_FACTOR = 10
 """A metrics file silent for this many of its median gaps, while the log goes on, is given up."""
 
+FIRST_METRIC_S = 60.0
+"""A hello without any metric for this long, while the log shows steps, was an empty promise."""
+
 
 class RecordStream:
     """The accepted records of one attempt."""
@@ -70,7 +73,7 @@ class RecordStream:
     def _takes(self, reading: Reading, chunk: LogChunk) -> bool:
         """Whether this chunk's file is the source; changes over where the rules say so."""
         if chunk.source == "metrics":
-            if self._metrics_at is not None:
+            if self._metrics_at is not None and chunk.at > self._metrics_at:
                 self._gaps.append(chunk.at - self._metrics_at)
             self._metrics_at = chunk.at
             if self._source == "log":
@@ -91,11 +94,13 @@ class RecordStream:
 
     def _metrics_fell_silent(self, reading: Reading, at: float) -> bool:
         """The log shows newer steps while the metrics file has long said nothing."""
-        newer = reading.step is not None and self._last and reading.step > self._last.step
-        if not newer or not self._gaps or self._metrics_at is None:
+        last = self._last
+        newer = reading.step is not None and (last is None or reading.step > last.step)
+        if not newer or self._metrics_at is None:
             return False
         silent = at - self._metrics_at
-        if silent <= max(SILENT_FACTOR * median(self._gaps), 1.0):
+        usual = SILENT_FACTOR * median(self._gaps) if self._gaps else FIRST_METRIC_S
+        if silent <= max(usual, 1.0):
             return False
         self.notes.append(f"no metrics for {silent:.0f} s while the log goes on: reading the log")
         return True
@@ -108,7 +113,7 @@ class RecordStream:
             step = self._records_before + self._count + 1
         last = self._last
         same = last is not None and last.step == step and reading.step is not None
-        if same and last is not None and (last.loss, last.grad_norm) == _pair(reading):
+        if same and last is not None and _equal(last, reading):
             return None  # the same line again: another rank, a redrawn bar
         self._count += 1
         self._last = StepMetric(
@@ -129,5 +134,6 @@ class RecordStream:
         return self._last
 
 
-def _pair(reading: Reading) -> tuple[float | None, float | None]:
-    return reading.loss, reading.grad_norm
+def _equal(last: StepMetric, reading: Reading) -> bool:
+    """Whether both show the same numbers; compared as text, because NaN differs from itself."""
+    return repr((last.loss, last.grad_norm)) == repr((reading.loss, reading.grad_norm))

@@ -223,11 +223,17 @@ def _last_use(command: Sequence[str], wanted: _Group) -> _Group | None:
             value = text[len(wanted.name) + 1 :]
             return _Group(wanted.name, value, joined=True, index=index)
         takes_value = wanted.length == 2 or (wanted.joined and wanted.name.startswith("-"))
-        if text == wanted.name and takes_value and index + 1 < len(command):
+        if text != wanted.name or (wanted.joined and not takes_value):
+            continue
+        if takes_value and index + 1 < len(command) and _is_value(command[index + 1]):
             return _Group(wanted.name, command[index + 1], joined=False, index=index, length=2)
-        if text == wanted.name and not takes_value:
-            return _Group(wanted.name, "", joined=False, index=index)
+        return _Group(wanted.name, "", joined=False, index=index)
     return None
+
+
+def _is_value(text: str) -> bool:
+    """Whether a word after a flag is its value: `--resume --lr 1` gives --resume none."""
+    return not text.startswith("-") or re.fullmatch(r"-\.?\d.*|-", text) is not None
 
 
 def resumed_command(command: Sequence[str], args: Sequence[str], values: Values) -> list[str]:
@@ -239,11 +245,13 @@ def resumed_command(command: Sequence[str], args: Sequence[str], values: Values)
     for group in _groups(args):
         found = _last_use(result, group)
         value = fill(group.value, values)
+        if found is not None and group.length == 1 and not group.joined:
+            continue  # a flag without a value is there already
         if found is not None and found.joined:
             result[found.index] = f"{found.name}={value}"
-        elif found is not None and found.length == 2:
-            result[found.index + 1] = value
-        elif found is None:
+        elif found is not None:
+            result[found.index : found.index + found.length] = [found.name, value]
+        else:
             joined = [f"{group.name}={value}"]
             pair = [group.name, value] if group.length == 2 else [fill(group.name, values)]
             result += joined if group.joined else pair
@@ -273,15 +281,17 @@ class LrWatch:
             return self.proof
         same_step = self.logged.get(record.step)
         earlier = same_step or self.newest
-        if record.lr is None or earlier is None:
+        tolerance = LR_TOLERANCE if same_step else NEARBY_TOLERANCE
+        if record.lr is None or earlier is None or not self._can_tell(earlier, tolerance):
             self._blind += 1
-            if self._blind >= 10 * PROOF_RECORDS:
+            never_shown = not self.logged and self.newest is None
+            patience = 1 if never_shown else 10
+            if self._blind >= patience * PROOF_RECORDS:
                 self.proof = LrProof.UNPROVEN
             return self.proof
         lr_then, scale_then = earlier
         expected = lr_then * self.scale / scale_then
         self.evidence = {"step": record.step, "lr": record.lr, "expected_lr": expected}
-        tolerance = LR_TOLERANCE if same_step else NEARBY_TOLERANCE
         if record.lr > tolerance * expected:
             self._above, self._below = self._above + 1, 0
         else:
@@ -291,3 +301,8 @@ class LrWatch:
         elif self._below >= PROOF_RECORDS:
             self.proof = LrProof.PROVED
         return self.proof
+
+    def _can_tell(self, earlier: tuple[float, float], tolerance: float) -> bool:
+        """Whether a rate that was not reduced would stand out: not from 0, nor by a small cut."""
+        lr_then, scale_then = earlier
+        return lr_then > 0 and not scale_then > self.scale >= scale_then / tolerance

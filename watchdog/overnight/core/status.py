@@ -29,7 +29,7 @@ class Now:
 
 
 def steps_per_s(records: Sequence[StepMetric]) -> float | None:
-    """Median speed over the last records of the newest attempt."""
+    """Speed over the last records of the newest attempt."""
     recent = [r for r in records[-50:] if r.time_utc is not None]
     if recent:
         attempt = recent[-1].position.attempt
@@ -145,9 +145,10 @@ def public(
     data["last_metric_age_s"] = None if metric_utc is None else max(0.0, now_utc - metric_utc)
     checkpoint = data.get("checkpoint")
     if checkpoint:
+        checkpoint = dict(checkpoint)
         saved = checkpoint.pop("saved_utc")
         data["checkpoint"] = {**checkpoint, "age_s": max(0.0, now_utc - saved)}
-    risk = data.get("at_risk") or {}
+    risk = dict(data.get("at_risk") or {})
     since = risk.pop("since_utc", None)
     data["at_risk"] = {
         "steps": risk.get("steps"),

@@ -27,6 +27,7 @@ class Entry:
 
     `position` is that of the last record that had arrived when it became complete; `order_step`
     the step it is compared by (its own, where that lies within a log stride of the logged one).
+    `tainted` means suspect records after it, `unseen` records after it that were never read.
     `health` and its reason are filled in for readers of the store; the ledger derives them.
     """
 
@@ -41,6 +42,7 @@ class Entry:
     reason: str = ""
     confirmed: bool = False
     tainted: bool = False
+    unseen: bool = False
     clean_records: int = 0
     poisoned: str = ""
     abandoned: bool = False
@@ -64,8 +66,9 @@ class Entry:
 class Incident:
     """The persisted story of one episode. Steps are the script's labels, times wall clock.
 
-    `last_bad` counts records over the whole run; `progress` lists the sub-steps of the recovery
-    that have been passed, each as (name, time_utc).
+    `last_bad` counts records over the whole run, `last_verdict_utc` and `last_attempt` tell when
+    and in which attempt a verdict of its own family last spoke; `progress` lists the sub-steps
+    of the recovery that have been passed, each as (name, time_utc).
     """
 
     id: int
@@ -93,6 +96,8 @@ class Incident:
     acked_utc: float | None = None
     drill: bool = False
     last_bad: int = 0
+    last_verdict_utc: float | None = None
+    last_attempt: int | None = None
     recoveries: int = 0
     progress: tuple[tuple[str, float], ...] = ()
     unrecorded: bool = False

@@ -24,6 +24,9 @@ from overnight.supervisor.run import Run, snapshot_of
 RECORDS_EVERY_S = 1.0
 """Records are committed together; a power cut may cost the last second of them."""
 
+BROKEN_EVERY_S = 30.0
+"""A store that does not answer costs the loop a second each time it is asked."""
+
 KEEP_ALERTS_S = 30 * 86_400.0
 """Delivered alerts are kept a month; incidents for ever."""
 
@@ -103,7 +106,8 @@ class Journal:
 
     def flush(self, at: float, *, force: bool = False) -> None:
         """Commit what has gathered, about once a second."""
-        if not force and at - self._flushed_at < RECORDS_EVERY_S:
+        every_s = BROKEN_EVERY_S if self._broken else RECORDS_EVERY_S
+        if not force and at - self._flushed_at < every_s:
             return
         self._flushed_at = at
         records, self._records = self._records, []

@@ -43,12 +43,14 @@ class Judge:
     def judge(self, verdict: Verdict, death: Death | None = None) -> None:
         """From a verdict to a committed decision, and on to acting on it."""
         run, now_utc = self._run, self._effects.wall()
+        home = run.book.home_of(verdict, now_utc=now_utc, record_count=run.record_count)
+        if death is not None and home is not None and home.fault in NUMERIC_FAULTS:
+            verdict = _died_of_numbers(verdict, home)
         critical = verdict.severity is Severity.CRITICAL
         if critical and verdict.fault in NUMERIC_FAULTS and verdict.onset is not None:
             run.ledger.numeric_fault(
                 onset=verdict.onset, onset_step=verdict.onset_step, name=verdict.fault.value
             )
-        home = run.book.home_of(verdict, now_utc=now_utc, record_count=run.record_count)
         decision = self._decide(verdict, death, incident=home.id if home else 0)
         incident, change = run.book.judge(
             verdict, decision, now_utc=now_utc, record_count=run.record_count
@@ -155,6 +157,17 @@ def death_verdict(attempt: Attempt, death: Death, *, at: float) -> Verdict:
         detected_step=last.step if last else None,
         evidence={"lines": list(death.evidence)},
         cause=death.cause,
+    )
+
+
+def _died_of_numbers(verdict: Verdict, home: Incident) -> Verdict:
+    """A script that dies right after a bad number died of it: go back to before that number."""
+    return replace(
+        verdict,
+        fault=home.fault,
+        reason=f"{home.reason}; then {verdict.reason}",
+        onset=home.onset or verdict.onset,
+        onset_step=home.onset_step if home.onset_step is not None else verdict.onset_step,
     )
 
 

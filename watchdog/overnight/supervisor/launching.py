@@ -82,7 +82,7 @@ class Launcher:
             started_utc=self._effects.wall(),
             resumed=target,
             lr_scale=lr_scale,
-            stream=RecordStream(run.attempts, records_before=len(run.records)),
+            stream=RecordStream(run.attempts, records_before=run.last.step if run.last else 0),
             panel=Panel(settings.panel, list(run.records)),
             stall=StallDetector(settings.stall, started_at=at),
             watch=watch,

@@ -21,6 +21,7 @@ from overnight.core.events import (
     CheckpointSecured,
     CheckpointSeen,
     Drained,
+    Family,
     GpuSample,
     GpuUnavailable,
     Housekeeping,
@@ -227,7 +228,9 @@ class Supervisor:
             run.life.apply(Event.FIRST_RECORD)
         suspect = judgement.level >= Level.SUSPECT
         run.ledger.record(record, suspect=suspect, suspect_since=judgement.suspect_since)
-        if not suspect:
+        if suspect:
+            run.book.still_bad(Family.NUMERIC, record_count=run.record_count)
+        else:
             self._recoverer.record(record)
             self._judge.check_lr_proof(attempt, record)
         if judgement.verdict is not None:

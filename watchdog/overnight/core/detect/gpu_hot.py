@@ -27,7 +27,7 @@ REARM_BELOW_C = 3.0
 
 
 class GpuHotConfig(BaseModel):
-    """`[detect.gpu_hot]`: when heat ends an attempt, and when the next one may start."""
+    """`[gpu]`: when heat ends an attempt, and when the next one may start."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

@@ -76,7 +76,7 @@ class Panel:
     def _build(self) -> None:
         spike = self._config.spike
         if self._sparse:
-            spike = spike.model_copy(update=_untouched(spike, SPARSE))
+            spike = _sparse(spike)
         self._detectors = [
             NonfiniteDetector(self._config.nonfinite, sparse=self._sparse, grace=spike.min_records)
         ]
@@ -179,9 +179,11 @@ class Panel:
         )
 
 
-def _untouched(config: BaseModel, preset: dict[str, int]) -> dict[str, int]:
-    """The part of a preset that the user did not set by hand; a pair is taken whole or not."""
-    mine = config.model_fields_set
-    pairs = ({"window", "min_records"}, {"need", "persist"})
-    kept = {key for pair in pairs if mine & pair for key in pair}
-    return {key: value for key, value in preset.items() if key not in kept}
+def _sparse(config: SpikeConfig) -> SpikeConfig:
+    """The preset for sparse logs, except for what the user set by hand and what then fits."""
+    preset = {key: value for key, value in SPARSE.items() if key not in config.model_fields_set}
+    if preset.get("min_records", config.min_records) > preset.get("window", config.window):
+        preset = {key: preset[key] for key in preset.keys() - {"window", "min_records"}}
+    if preset.get("need", config.need) > preset.get("persist", config.persist):
+        preset = {key: preset[key] for key in preset.keys() - {"need", "persist"}}
+    return config.model_copy(update=preset)

@@ -47,7 +47,6 @@ class SpikeConfig(BaseModel):
         default=False, description="GAN or RL losses: their level says nothing, judge NaN only"
     )
 
-
     @model_validator(mode="after")
     def _can_ever_speak(self) -> Self:
         if self.need > self.persist:

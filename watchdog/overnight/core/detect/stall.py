@@ -22,7 +22,9 @@ class StallConfig(BaseModel):
 
     enabled: bool = Field(default=True, description="watch for silence at all")
     floor_s: float = Field(900, gt=0, description="never call a stall before this many seconds")
-    first_s: float = Field(3600, gt=0, description="limit from the start to the first record")
+    first_s: float = Field(
+        3600, gt=0, description="limit from the start to the first record, and for a long phase"
+    )
     median_factor: float = Field(20, gt=1, description="multiples of the median gap")
     longest_factor: float = Field(3, ge=1, description="multiples of the longest healthy gap")
     witness_s: float = Field(
@@ -59,6 +61,7 @@ class StallDetector:
             return self._config.first_s
         usual = median(self._gaps) if self._gaps else 0.0
         return max(
+            self._config.first_s if self._phase else 0.0,
             self._config.floor_s,
             self._config.median_factor * usual,
             self._config.longest_factor * self._longest,
@@ -75,8 +78,11 @@ class StallDetector:
         self._spoken.clear()
 
     def phase(self, name: str, *, at: float) -> None:
-        """The worker announced a long phase (eval, save, compile): its clock starts here."""
-        self._phase, self._since = name, max(at, self._since)
+        """The worker announced a long phase (eval, save, compile), or that it trains again.
+
+        Its clock starts here, and it may take as long as a start may (`first_s`).
+        """
+        self._phase, self._since = "" if name == "train" else name, max(at, self._since)
 
     def silence_s(self, at: float) -> float:
         """Seconds since the last sign of progress."""

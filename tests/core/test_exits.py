@@ -1,0 +1,151 @@
+"""Why a worker died: real last lines and exit statuses, and the cause that is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from overnight.core.events import ExitRecord, Fault
+from overnight.core.exits import TAIL_LINES, Death, describe, diagnose
+
+TRACEBACK = "Traceback (most recent call last):"
+
+
+def died(*lines: str, code: int | None = 1, signal: int | None = None, began: bool = True) -> Death:
+    """The diagnosis of a death with these last lines."""
+    return diagnose(ExitRecord(code, signal, ended_utc=0.0), lines, any_record=began)
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "fault"),
+    [
+        pytest.param(
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a",
+            "cuda-oom",
+            Fault.CUDA_OOM,
+            id="cuda-oom",
+        ),
+        pytest.param(
+            "torch.cuda.OutOfMemoryError: CUDA out of memory.", "cuda-oom", Fault.CUDA_OOM, id="old"
+        ),
+        pytest.param(
+            "FloatingPointError: Loss is infinite or NaN at iteration=412!",
+            "numeric",
+            Fault.LOSS_NONFINITE,
+            id="detectron2",
+        ),
+        pytest.param("Loss is nan, stopping training", "numeric", Fault.LOSS_NONFINITE, id="timm"),
+        pytest.param(
+            "RuntimeError: Function 'LogBackward0' returned nan values in its 0th output.",
+            "numeric",
+            Fault.LOSS_NONFINITE,
+            id="anomaly-mode",
+        ),
+        pytest.param("MemoryError", "host-memory", Fault.CRASH, id="memory"),
+        pytest.param(
+            "OSError: [Errno 28] No space left on device", "disk-full", Fault.DISK_FULL, id="disk"
+        ),
+        pytest.param(
+            "RuntimeError: CUDA error: device-side assert triggered",
+            "cuda-error",
+            Fault.CRASH,
+            id="assert",
+        ),
+        pytest.param("RuntimeError: shapes do not match", "runtime-error", Fault.CRASH, id="any"),
+        pytest.param("KeyError: 'x'", "traceback", Fault.CRASH, id="traceback"),
+    ],
+)
+def test_causes_from_the_last_lines(line: str, cause: str, fault: Fault) -> None:
+    """The root cause wins over the traceback around it."""
+    found = died(TRACEBACK, '  File "train.py", line 3, in <module>', line)
+    assert (found.cause, found.fault) == (cause, fault)
+    assert found.hint
+    assert found.evidence[-1].startswith(line[:40])
+    assert not found.startup
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "cause"),
+    [
+        ("ModuleNotFoundError: No module named 'flash_attn'", 1, "missing-module"),
+        ("ImportError: cannot import name 'x'", 1, "missing-module"),
+        ("/usr/bin/python: No module named train", 1, "missing-module"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'd.bin'", 1, "missing-file"),
+        ("python: can't open file '/x/t.py': [Errno 2] No such file", 2, "missing-file"),
+        ("PermissionError: [Errno 13] Permission denied: '/data'", 1, "permission"),
+        ("train.py: error: unrecognized arguments: --resume", 2, "usage"),
+        ("whatever", 2, "usage"),
+    ],
+)
+def test_startup_failures_are_never_worth_a_second_try(line: str, code: int, cause: str) -> None:
+    """Before the first record they are final; after it they are crashes."""
+    before, after = died(line, code=code, began=False), died(line, code=code)
+    assert (before.cause, before.fault, before.startup) == (cause, Fault.STARTUP_FAILURE, True)
+    assert (after.fault, after.startup) == (Fault.CRASH, False)
+
+
+@pytest.mark.parametrize(
+    ("code", "signal", "cause", "words"),
+    [
+        pytest.param(None, 9, "killed", "SIGKILL", id="sigkill"),
+        pytest.param(137, None, "killed", "SIGKILL", id="sigkill-through-a-shell"),
+        pytest.param(None, 15, "killed", "SIGTERM", id="sigterm"),
+        pytest.param(None, 11, "segfault", "SIGSEGV", id="segfault"),
+        pytest.param(139, None, "segfault", "SIGSEGV", id="segfault-through-a-shell"),
+        pytest.param(None, 7, "bus-error", "SIGBUS", id="bus"),
+        pytest.param(None, 40, "killed", "SIG40", id="a-signal-without-a-name"),
+        pytest.param(255, None, "unknown", "exit status 255", id="sys-exit-minus-one"),
+        pytest.param(3, None, "unknown", "exit status 3", id="silent-exit"),
+    ],
+)
+def test_causes_from_the_status(
+    code: int | None, signal: int | None, cause: str, words: str
+) -> None:
+    """Without a telling line the status speaks."""
+    found = died("step 3 loss 2.0", code=code, signal=signal)
+    assert (found.cause, found.fault) == (cause, Fault.CRASH)
+    assert words in found.hint
+    assert found.evidence == ("step 3 loss 2.0",)
+
+
+def test_a_command_that_cannot_be_executed() -> None:
+    """The system's own words are the reason."""
+    record = ExitRecord(127, None, 0.0, error="No such file or directory: pyton")
+    found = diagnose(record, [], any_record=False)
+    assert found.startup
+    assert "pyton" in found.hint
+    assert describe(record) == "could not be started: No such file or directory: pyton"
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (ExitRecord(1, None, 0.0), "exited with status 1"),
+        (ExitRecord(None, 9, 0.0), "killed by SIGKILL"),
+        (ExitRecord(None, 33, 0.0), "killed by SIG33"),
+    ],
+)
+def test_an_end_in_words(record: ExitRecord, words: str) -> None:
+    """For the one line on the console."""
+    assert describe(record) == words
+
+
+def test_equal_deaths_have_equal_signatures() -> None:
+    """Numbers and addresses differ from death to death, the words do not."""
+    one = died(TRACEBACK, "RuntimeError: shape 3x4 at 0x7f3a of step 251")
+    two = died(TRACEBACK, "RuntimeError: shape 5x6 at 0xdead of step 380")
+    other = died(TRACEBACK, "RuntimeError: bad batch")
+    assert one.signature == two.signature
+    assert one.signature != other.signature
+
+
+def test_only_the_tail_counts() -> None:
+    """A warning of long ago is no cause of death."""
+    old = ["CUDA out of memory, retrying with a smaller batch"]
+    assert died(*old, *["step 1 loss 2.0"] * TAIL_LINES, code=3).cause == "unknown"
+
+
+def test_evidence_is_short_and_said_once() -> None:
+    """A line of a megabyte does not fill the alert."""
+    found = died("RuntimeError: " + "x" * 10_000)
+    assert len(found.evidence) == 1
+    assert len(found.evidence[0]) == 300

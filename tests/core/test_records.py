@@ -1,0 +1,152 @@
+"""The record stream: one source an attempt, no duplicates, positions in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from overnight.core.events import LogChunk, Position, StepMetric
+from overnight.core.formats import WorkerEvent
+from overnight.core.records import RecordStream
+
+
+class Worker:
+    """A worker that prints to its log and writes metrics, and the stream that reads both."""
+
+    def __init__(self, *, attempt: int = 1, records_before: int = 0) -> None:
+        self.stream = RecordStream(attempt, records_before=records_before)
+        self.events: list[WorkerEvent] = []
+
+    def _read(self, source, at: float, lines: tuple[str, ...]) -> Iterator[StepMetric]:
+        chunk = LogChunk(at, 1, source, lines, first_line=10, end_offset=0)
+        for found in self.stream.read(chunk, time_utc=1000.0 + at):
+            if isinstance(found, WorkerEvent):
+                self.events.append(found)
+            else:
+                yield found
+
+    def log(self, *lines: str, at: float = 0.0) -> list[StepMetric]:
+        """Records read from these lines of worker.log."""
+        return list(self._read("log", at, lines))
+
+    def metrics(self, *lines: str, at: float = 0.0) -> list[StepMetric]:
+        """Records read from these lines of the metrics file."""
+        return list(self._read("metrics", at, lines))
+
+
+def jsonl(*steps: int) -> tuple[str, ...]:
+    """Metric lines of these steps."""
+    return tuple(f'{{"step": {step}, "loss": 2.0}}' for step in steps)
+
+
+def steps(records: list[StepMetric]) -> list[int]:
+    """The steps of records."""
+    return [record.step for record in records]
+
+
+HELLO = '{"event": "hello", "total_steps": 500}'
+
+
+def test_records_have_positions_lines_and_times() -> None:
+    """Our own order, the line in the file, and the wall clock for people."""
+    first, second = Worker(attempt=3).log("hi", "step 7 loss 2.0", "step 8 loss 1.9", at=5.0)
+    assert first.position == Position(3, 1)
+    assert second.position == Position(3, 2)
+    assert (first.line, second.line) == (11, 12)
+    assert (first.at, first.time_utc, first.digits) == (5.0, 1005.0, 2)
+
+
+def test_without_steps_records_are_numbered_across_attempts() -> None:
+    """A script that prints no step gets the record number, continued after a restart."""
+    assert steps(Worker().log("loss 2.0", "loss 2.0", "loss 1.9")) == [1, 2, 3]
+    assert steps(Worker(attempt=2, records_before=3).log("loss 1.8")) == [4]
+
+
+@pytest.mark.parametrize(
+    ("lines", "accepted"),
+    [
+        pytest.param(["step 5 loss 2.0"] * 8, [5], id="eight-ranks-say-the-same"),
+        pytest.param(["step 5 loss nan"] * 8, [5], id="eight-ranks-say-nan"),
+        pytest.param(["step 5 loss nan norm nan"] * 2, [5], id="nan-loss-and-norm"),
+        pytest.param(["step 5 loss 2.0", "step 5 loss 2.1"], [5, 5], id="other-numbers"),
+        pytest.param(["step 5 loss 2.0", "step 6 loss 2.0"], [5, 6], id="other-steps"),
+        pytest.param(["loss 2.0", "loss 2.0"], [1, 2], id="no-steps-no-duplicates"),
+    ],
+)
+def test_the_same_line_again_is_no_record(lines: list[str], accepted: list[int]) -> None:
+    """Ranks and redrawn bars repeat themselves: three times NaN is not three NaN records."""
+    assert steps(Worker().log(*lines)) == accepted
+
+
+def test_the_metrics_file_takes_over_from_its_first_metric_on() -> None:
+    """What the log has given already is not taken again, and the log is then silent."""
+    worker = Worker()
+    assert steps(worker.log("step 1 loss 2.0", "step 2 loss 2.0")) == [1, 2]
+    assert steps(worker.metrics(*jsonl(1, 2, 3, 4), at=1.0)) == [3, 4]
+    assert worker.log("step 5 loss 2.0", at=1.1) == []
+    assert worker.stream.source == "the metrics file"
+
+
+def test_a_hello_claims_the_metrics_file_and_tells_the_length() -> None:
+    """A cooperating worker's log is not read for records from its first line on."""
+    worker = Worker()
+    assert worker.metrics(HELLO) == []
+    assert worker.log("initial loss: 10.9", "step 1 loss 2.0", at=1.0) == []
+    assert steps(worker.metrics(*jsonl(1), at=1.0)) == [1]
+    assert worker.stream.total_steps == 500
+    assert [event.name for event in worker.events] == ["hello"]
+
+
+def test_a_hello_that_nothing_follows_does_not_blind_us() -> None:
+    """A minute of steps in the log without any metric: the log is read after all."""
+    worker = Worker()
+    worker.metrics(HELLO)
+    assert worker.log("step 1 loss 2.0", at=59.0) == []
+    assert steps(worker.log("step 2 loss 2.0", at=61.0)) == [2]
+    assert worker.stream.notes == ["no metrics for 61 s while the log goes on: reading the log"]
+
+
+def test_a_metrics_file_that_falls_silent_is_given_up() -> None:
+    """Ten median gaps without a metric while the log shows newer steps."""
+    worker = Worker()
+    for step in range(1, 6):
+        worker.metrics(*jsonl(step), at=10.0 * step)
+    assert worker.log("step 6 loss 2.0", at=140.0) == []
+    assert worker.log("step 5 loss 2.0", at=160.0) == []
+    assert steps(worker.log("step 7 loss 2.0", at=160.0)) == [7]
+    assert worker.stream.source == "worker.log"
+    assert len(worker.stream.notes) == 1
+    assert steps(worker.metrics(*jsonl(6, 7, 8), at=170.0)) == [8]
+
+
+def test_metrics_that_come_in_bunches_are_not_silent_in_between() -> None:
+    """A worker that buffers its file has the pace of its bunches, not of its lines."""
+    worker = Worker()
+    for bunch in range(4):
+        first = 50 * bunch + 1
+        worker.metrics(*jsonl(*range(first, first + 50)), at=30.0 * bunch)
+    assert worker.log("step 201 loss 2.0", at=92.0) == []
+    assert worker.stream.notes == []
+
+
+def test_protocol_events_in_the_log_are_not_obeyed() -> None:
+    """A log may print anything; the protocol has a file of its own."""
+    worker = Worker()
+    assert worker.log('{"event": "checkpoint", "path": "/etc"}') == []
+    assert worker.events == []
+    assert worker.stream.source == "worker.log"
+
+
+def test_evaluations_are_no_records_but_the_length_is_learned() -> None:
+    """`max_steps` may stand in any line that carries metrics."""
+    worker = Worker()
+    assert worker.log("step 5 val loss 2.0", "step 6 max_steps 900 loss 2.0")[0].step == 6
+    assert worker.stream.total_steps == 900
+
+
+def test_steps_may_go_back() -> None:
+    """Positions order the records, steps are labels."""
+    records = Worker().log("step 100 loss 2.0", "step 1 loss 2.0")
+    assert steps(records) == [100, 1]
+    assert records[0].position < records[1].position
