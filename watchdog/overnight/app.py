@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import random
 import shutil
 import signal
@@ -28,7 +29,7 @@ from overnight.adapters.tail import AttemptTails
 from overnight.adapters.worker import WorkerTree, is_alive
 from overnight.config import Config
 from overnight.core.environment import worker_environment
-from overnight.core.events import StopRequested, Target
+from overnight.core.events import AlertSent, StopRequested, Target
 from overnight.core.orders import Memory
 from overnight.core.resume import Route, base_lr
 from overnight.errors import StoreError, UsageError
@@ -314,3 +315,20 @@ def _detach(name: str) -> None:
     quiet = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(quiet, descriptor)
+
+
+def send_test_alerts(config: Config) -> list[tuple[str, str]]:
+    """Send one alert to each receiver. Returns (label, error) for each, "" where it was accepted.
+
+    Raises UsageError for receivers that cannot be read.
+    """
+    receivers = load_receivers(config.notify.receivers)
+    answers: queue.SimpleQueue[AlertSent] = queue.SimpleQueue()
+    dispatcher = Dispatcher(receivers=receivers, report=answers.put)
+    found = []
+    for number, receiver in enumerate(receivers, start=1):
+        title, body = "[overnight] test alert", "A test. What you need to do: nothing."
+        dispatcher.send(number, receiver.key, title=title, body=body, severity="warning")
+        answer = answers.get()  # the dispatcher answers for every alert it has accepted
+        found.append((receiver.label, "" if answer.ok else answer.error))
+    return found

@@ -66,6 +66,7 @@ class ControlServer:
         """Bind and listen. Raises OSError; a supervisor without a socket still watches."""
         self._report = report
         self._clock = clock
+        self._closing = threading.Event()
         self._path = socket_path(state)
         _own_directory(self._path.parent)
         with contextlib.suppress(FileNotFoundError):
@@ -77,11 +78,12 @@ class ControlServer:
         threading.Thread(target=self._accept, name="control", daemon=True).start()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closing.is_set():
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
-                return  # closed
+            except OSError:  # closed, or out of descriptors for a while
+                self._closing.wait(1.0)
+                continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
@@ -91,7 +93,7 @@ class ControlServer:
 
     def _answer(self, connection: socket.socket) -> dict[str, Any]:
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        _pid, uid, _gid = struct.unpack("3i", peer)
+        _pid, uid, _gid = struct.unpack("iII", peer)
         if uid not in (os.getuid(), 0):
             return {"error": "not your run"}
         with connection.makefile("rb") as stream:
@@ -99,7 +101,7 @@ class ControlServer:
         try:
             request = json.loads(line)
             op, args = str(request["op"]), dict(request.get("args", {}))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return {"error": "not a request: one JSON object with op and args"}
         answer: dict[str, Any] = {"error": "the supervisor is busy"}
         answered = threading.Event()
@@ -115,6 +117,7 @@ class ControlServer:
 
     def close(self) -> None:
         """Stop listening and remove the socket."""
+        self._closing.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -217,8 +217,9 @@ def _storable(value: Any) -> Any:
 
 
 def _apply(connection: sqlite3.Connection, job: _Job, batch: Batch) -> list[OutboxRow]:
-    only_records = not (batch.run or batch.incidents or batch.alerts or batch.checkpoints)
-    connection.execute(f"PRAGMA synchronous = {'NORMAL' if only_records else 'FULL'}")
+    # What is acted on or told must survive a power cut; the last second of records need not.
+    durable = bool(batch.incidents or batch.alerts)
+    connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
     try:
         return _transaction(connection, job, batch)
     finally:

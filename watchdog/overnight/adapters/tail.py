@@ -169,7 +169,7 @@ class Tail:
         self._drained()
 
     def _read_some(self) -> bool:
-        """Read and report one block; False when there is nothing more now."""
+        """Read and report one block; False when that was the end of the file for now."""
         descriptor = self._follower.open()
         if descriptor is None:
             return False
@@ -180,7 +180,7 @@ class Tail:
             return False  # e.g. a stale network file: the poll tries again
         self._offset += len(data)
         self._post(self._splitter.feed(data) if data else [], skipped=skipped)
-        return bool(data)
+        return len(data) == READ_BYTES
 
     def _skip_if_behind(self, descriptor: int) -> int:
         size = os.fstat(descriptor).st_size
@@ -243,9 +243,16 @@ class Echo:
                 if not data:
                     self._follower.wait()
                 while data:
-                    data = data[os.write(self._descriptor, data) :]
+                    data = data[self._write(data) :]
         self._follower.close()
         self.done.set()
+
+    def _write(self, data: bytes) -> int:
+        try:
+            return os.write(self._descriptor, data)
+        except BlockingIOError:  # another program has made the shared terminal non-blocking
+            select.select([], [self._descriptor], [], POLL_S)
+            return 0
 
 
 class AttemptTails:

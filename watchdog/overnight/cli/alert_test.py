@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import queue
 from pathlib import Path
 from typing import Any
 
 import click
 
 from overnight.errors import UsageError
-
-WAIT_S = 60.0
 
 
 @click.command(name="alert-test", short_help="Send a test alert to each receiver.")
@@ -21,28 +18,13 @@ def alert_test(**flags: Any) -> int:
 
     Exit status: 0 all accepted, 1 not all, 2 no receiver.
     """
-    from overnight.adapters.notify.dispatch import Dispatcher
-    from overnight.adapters.notify.receivers import load_receivers
+    from overnight.app import send_test_alerts
     from overnight.cli.run import read_settings
-    from overnight.core.events import AlertSent
 
-    config = read_settings(flags)
-    receivers = load_receivers(config.notify.receivers)
-    if not receivers:
+    answers = send_test_alerts(read_settings(flags))
+    if not answers:
         hint = "--notify ntfy://ntfy.sh/your-topic, or receivers under [notify]"
         raise UsageError("no receiver is configured", hint=hint)
-    answers: queue.SimpleQueue[AlertSent] = queue.SimpleQueue()
-    dispatcher = Dispatcher(receivers=receivers, report=answers.put)
-    failed = 0
-    for number, receiver in enumerate(receivers, start=1):
-        dispatcher.send(
-            number,
-            receiver.key,
-            title="[overnight] test alert",
-            body="This is a test. What you need to do: nothing.",
-            severity="warning",
-        )
-        answer = answers.get(timeout=WAIT_S)
-        failed += not answer.ok
-        click.echo(f"{receiver.label}: {'accepted' if answer.ok else answer.error}")
-    return 1 if failed else 0
+    for label, error in answers:
+        click.echo(f"{label}: {error or 'accepted'}")
+    return 1 if any(error for _, error in answers) else 0

@@ -2,8 +2,9 @@
 
 inotify reports renames and closes as they happen; a slow poll finds what it missed and what
 filesystems without events hide. Half-written and temporary files are never reported: a file is
-complete when its writer closed or renamed it, or when size and mtime were stable over two polls;
-a directory when its marker (manifest, trainer state, index) is there and it is stable.
+complete when its writer closed or renamed it, a directory when it was renamed or its marker
+(manifest, trainer state, index) is there; else when size and mtime were the same at two polls and
+nobody has it open for writing (a directory only after half a minute of that).
 """
 
 from __future__ import annotations
@@ -20,9 +21,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from overnight.adapters import inotify
+from overnight.adapters.checkpoints.patterns import (
+    anchored,
+    directories,
+    fixed_prefix,
+    glob_regex,
+    is_temporary,
+)
 from overnight.core.events import CheckpointGone, CheckpointSeen, Identity
 
 POLL_S = 2.0
+QUIET_S = 30.0
+"""A directory without a marker is complete when nothing was written for so long: between its
+files, a framework gathers states from the GPUs."""
+
 SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
 MARKERS = ("manifest.json", "trainer_state.json", ".metadata")
 """Files that a training framework writes last into a checkpoint directory."""
@@ -32,9 +44,13 @@ MAX_DEPTH, MAX_ENTRIES = 5, 20_000
 """Without a pattern the working directory is searched, but never a whole dataset."""
 
 _STEP = re.compile(r"(\d{1,12})(?!.*\d)")
-_TEMPORARY = re.compile(r"^\.|\.(?:tmp|temp|part|partial|incomplete|lock)$|^tmp|~$")
+_PART = re.compile(
+    r"^(?:model|adapter_model|pytorch_model|optimizer|scheduler|scaler|rng_state(?:_\d+)?)\b"
+)
+"""Names that frameworks give to one file of a checkpoint directory, long before its marker."""
 
-_EVENTS = inotify.CLOSE_WRITE | inotify.MOVED_TO | inotify.CREATE | inotify.DELETE
+_LEFT = inotify.MOVED_FROM | inotify.DELETE
+_EVENTS = inotify.CLOSE_WRITE | inotify.MOVED_TO | inotify.CREATE | _LEFT
 Report = Callable[[CheckpointSeen | CheckpointGone], None]
 
 
@@ -63,15 +79,18 @@ def identity_of(path: Path) -> Identity | None:
         return None
 
 
-def fixed_prefix(pattern: str) -> Path:
-    """The last directory of a pattern before its first wildcard."""
-    parts = Path(pattern).parts
-    fixed = list(parts[:-1])
-    for index, part in enumerate(parts):
-        if glob.has_magic(part):
-            fixed = list(parts[:index])
-            break
-    return Path(*fixed) if fixed else Path()
+def being_written(path: Path) -> bool:
+    """Whether a process that we may look at has it, or a file in it, open for writing."""
+    wanted = str(path.resolve())
+    for descriptor in glob.iglob("/proc/[0-9]*/fd/*"):  # noqa: PTH207 - twice as fast as pathlib
+        with contextlib.suppress(OSError, ValueError):
+            target = os.readlink(descriptor)  # noqa: PTH115 - same
+            if target != wanted and not target.startswith(wanted + "/"):
+                continue
+            info = Path(descriptor.replace("/fd/", "/fdinfo/")).read_text()
+            if int(info.split("flags:")[1].split()[0], 8) & os.O_ACCMODE != os.O_RDONLY:
+                return True
+    return False
 
 
 class CheckpointWatcher:
@@ -85,17 +104,19 @@ class CheckpointWatcher:
         since_utc: float,
         report: Report,
         clock: Callable[[], float] = time.monotonic,
+        poll_s: float = POLL_S,
     ) -> None:
         """Without patterns, only files of `workdir` that are newer than `since_utc` count: what
         was there before is a pretrained model or another run's."""
-        self._patterns = [str(workdir / pattern) for pattern in patterns]
+        self._patterns = [anchored(pattern, workdir) for pattern in patterns]
         self._workdir = workdir
         self._since_ns = 0 if patterns else int(since_utc * 1e9)
         self._report = report
         self._clock = clock
+        self._poll_s = poll_s
         self._known: dict[str, Identity] = {}
         self._pending: dict[str, Identity] = {}
-        self._watched: set[Path] = set()
+        self._inodes: dict[str, int] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._notify: inotify.Inotify | None = None
@@ -105,6 +126,7 @@ class CheckpointWatcher:
     def start(self, known: Sequence[Identity] = ()) -> None:
         """Begin to watch; `known` checkpoints are not reported again."""
         self._known.update({identity.path: identity for identity in known})
+        self._inodes.update({identity.path: identity.inode for identity in known})
         threading.Thread(target=self._run, name="checkpoints", daemon=True).start()
 
     def close(self) -> None:
@@ -113,10 +135,15 @@ class CheckpointWatcher:
 
     def announce(self, path: Path, *, step: int | None) -> None:
         """The worker says that this one is complete now."""
-        identity = identity_of(path)
-        if identity is not None:
-            with self._lock:
-                self._found(path, identity, saved_utc=time.time(), step=step)
+        saved_utc = time.time()
+
+        def body() -> None:  # a poll of a slow disk may hold the lock for long
+            identity = identity_of(path)
+            if identity is not None:
+                with self._lock:
+                    self._found(path, identity, saved_utc=saved_utc, step=step)
+
+        threading.Thread(target=body, name="announce", daemon=True).start()
 
     # --- the thread ------------------------------------------------------------------------------
 
@@ -126,7 +153,9 @@ class CheckpointWatcher:
             with contextlib.suppress(OSError), self._lock:
                 self._poll()
             cost = time.monotonic() - began
-            self._wait(max(POLL_S, 50 * cost))  # a slow search is repeated rarely
+            self._wait(max(self._poll_s, 50 * cost))  # a slow search is repeated rarely
+        if self._notify is not None:
+            self._notify.close()
 
     def _wait(self, seconds: float) -> None:
         """Handle events until the next poll is due."""
@@ -145,17 +174,17 @@ class CheckpointWatcher:
         if event.mask & inotify.IS_DIR and event.mask & (inotify.CREATE | inotify.MOVED_TO):
             list(self._candidates())  # watches the directories that patterns reach now
             if event.mask & inotify.MOVED_TO:
-                self._complete(path)
+                self._complete(path, renamed=any(path.iterdir()))
         elif event.mask & (inotify.CLOSE_WRITE | inotify.MOVED_TO):
             self._complete(path)
-        elif event.mask & inotify.DELETE and str(path) in self._known:
-            self._lost(self._known.pop(str(path)))
+        elif event.mask & _LEFT:
+            self._left(str(path))
 
-    def _complete(self, path: Path) -> None:
+    def _complete(self, path: Path, *, renamed: bool = False) -> None:
         """Something was closed or renamed into place: is it a checkpoint, or the last of one?"""
         now = time.time()
         for candidate in (path, path.parent):
-            if self._wanted(candidate) and self._is_whole(candidate):
+            if self._wanted(candidate) and (renamed or _is_whole(candidate)):
                 identity = identity_of(candidate)
                 if identity is not None:
                     self._found(candidate, identity, saved_utc=now, step=None)
@@ -167,16 +196,16 @@ class CheckpointWatcher:
             if identity is None or identity == self._known.get(str(path)):
                 self._pending.pop(str(path), None)
                 continue
-            if self._pending.get(str(path)) == identity and self._is_whole(path):
+            if self._pending.get(str(path)) == identity and _is_settled(path, identity):
                 self._found(path, identity, saved_utc=identity.mtime_ns / 1e9, step=None)
             else:
                 self._pending[str(path)] = identity
         for text, identity in list(self._known.items()):
             current = identity_of(Path(text))
             if current is None:
-                self._lost(self._known.pop(text))
+                self._left(text)
             elif current.inode != identity.inode or current.size_bytes != identity.size_bytes:
-                self._lost(identity)
+                self._lost(text)
 
     # --- what counts -----------------------------------------------------------------------------
 
@@ -186,12 +215,19 @@ class CheckpointWatcher:
             yield from self._search(self._workdir)
             return
         for pattern in self._patterns:
-            self._watch(_existing(fixed_prefix(pattern)))
+            top = fixed_prefix(pattern)
+            self._watch(_existing(top))
+            for inner in directories(pattern):
+                for text in glob.iglob(inner, recursive=True):  # noqa: PTH207 - same
+                    if not _is_linked(Path(text), top):
+                        self._watch(Path(text))
             for text in glob.iglob(pattern, recursive=True):  # noqa: PTH207 - absolute patterns
                 path = Path(text)
-                self._watch(path if path.is_dir() else path.parent)
-                if not path.is_symlink() and not _TEMPORARY.search(path.name):
-                    yield path
+                if _is_linked(path, top) or is_temporary(path.name):
+                    continue
+                if path.is_dir():
+                    self._watch(path)
+                yield path
 
     def _search(self, top: Path) -> Iterator[Path]:
         budget = MAX_ENTRIES
@@ -206,7 +242,7 @@ class CheckpointWatcher:
             budget -= len(entries)
             for entry in entries:
                 path = Path(entry.path)
-                if entry.is_symlink() or _TEMPORARY.search(entry.name) or entry.name in SKIPPED:
+                if entry.is_symlink() or is_temporary(entry.name) or entry.name in SKIPPED:
                     continue
                 if entry.is_dir():
                     if self._wanted(path):
@@ -220,31 +256,39 @@ class CheckpointWatcher:
     def _wanted(self, path: Path) -> bool:
         """Whether the path is one that the patterns (or the default rules) mean."""
         near = path.parts[-1:] if self._patterns else path.parts[-2:]
-        if path.is_symlink() or any(_TEMPORARY.search(part) for part in near):
+        if path.is_symlink() or any(is_temporary(part) for part in near):
             return False
         if self._patterns:
-            return any(_matches(path, pattern) for pattern in self._patterns)
-        if path.is_dir():
-            return _has_marker(path)
-        inside = _has_marker(path.parent)
-        if path.suffix not in SUFFIXES or inside or not path.is_relative_to(self._workdir):
+            return any(
+                glob_regex(pattern).fullmatch(str(path))
+                and not _is_linked(path, fixed_prefix(pattern))
+                for pattern in self._patterns
+            )
+        if not path.is_relative_to(self._workdir):
             return False
-        return path.stat().st_mtime_ns >= self._since_ns
-
-    def _is_whole(self, path: Path) -> bool:
         if path.is_dir():
-            return _has_marker(path) or bool(self._patterns and self._pending.get(str(path)))
-        return path.exists()
+            return path != self._workdir and _has_marker(path)
+        return path.suffix in SUFFIXES and not self._is_part(path) and self._is_recent(path)
+
+    def _is_part(self, path: Path) -> bool:
+        """Whether it is one file of a checkpoint directory, which may still lack its marker."""
+        if path.parent == self._workdir:
+            return False
+        numbered = step_of(path.parent) is not None
+        return _has_marker(path.parent) or (numbered and _PART.search(path.name) is not None)
+
+    def _is_recent(self, path: Path) -> bool:
+        try:
+            return path.stat().st_mtime_ns >= self._since_ns
+        except OSError:
+            return False
 
     def _found(self, path: Path, identity: Identity, *, saved_utc: float, step: int | None) -> None:
-        before = self._known.get(str(path))
-        if before == identity:
+        if self._known.get(str(path)) == identity or identity.mtime_ns < self._since_ns:
             return
-        if identity.mtime_ns < self._since_ns:
-            return
-        if before is not None:
-            self._lost(before)
-        self._known[str(path)] = identity
+        self._lost(str(path))
+        in_place = self._inodes.get(str(path)) == identity.inode
+        self._known[str(path)], self._inodes[str(path)] = identity, identity.inode
         self._pending.pop(str(path), None)
         self._report(
             CheckpointSeen(
@@ -253,19 +297,27 @@ class CheckpointWatcher:
                 format="directory" if path.is_dir() else path.suffix.lstrip(".") or "file",
                 step=step if step is not None else step_of(path),
                 saved_utc=saved_utc,
-                in_place=before is not None and before.inode == identity.inode,
+                in_place=in_place,
             )
         )
 
-    def _lost(self, identity: Identity) -> None:
-        self._report(CheckpointGone(self._clock(), identity))
+    def _lost(self, path: str) -> None:
+        """The bytes that were reported for this path are no longer there."""
+        identity = self._known.pop(path, None)
+        if identity is not None:
+            self._report(CheckpointGone(self._clock(), identity))
+
+    def _left(self, path: str) -> None:
+        """Nothing is at this path any more; what comes there next was not rewritten in place."""
+        self._lost(path)
+        self._inodes.pop(path, None)
 
     def _watch(self, path: Path) -> None:
-        if self._notify is None or path in self._watched:
+        """Renewed at each poll: the directory may have been removed and made again."""
+        if self._notify is None:
             return
         with contextlib.suppress(OSError):  # not there yet, or no watch left: the poll sees it
             self._notify.watch(path, _EVENTS)
-            self._watched.add(path)
 
 
 def _existing(path: Path) -> Path:
@@ -275,34 +327,30 @@ def _existing(path: Path) -> Path:
     return path
 
 
+def _is_linked(path: Path, top: Path) -> bool:
+    """Whether a symbolic link below `top` leads there: the same bytes have a name of their own."""
+    while path not in (top, path.parent):
+        if path.is_symlink():
+            return True
+        path = path.parent
+    return False
+
+
 def _has_marker(path: Path) -> bool:
-    return any((path / marker).is_file() for marker in MARKERS)
+    # os.path: pathlib raises where we may not look, and one such folder would end every search
+    return any(os.path.isfile(path / marker) for marker in MARKERS)  # noqa: PTH113
 
 
-def _matches(path: Path, pattern: str) -> bool:
-    """fnmatch by parts, with `**` for any depth."""
-    regex = glob_regex(pattern)
-    return regex.fullmatch(str(path)) is not None
+def _is_settled(path: Path, identity: Identity) -> bool:
+    """Whether what was the same at two polls is finished."""
+    if path.is_dir() and not _has_marker(path):
+        quiet_s = time.time() - identity.mtime_ns / 1e9
+        if identity.mtime_ns == 0 or quiet_s < QUIET_S:
+            return False
+    return not being_written(path)
 
 
-_REGEXES: dict[str, re.Pattern[str]] = {}
-
-
-def glob_regex(pattern: str) -> re.Pattern[str]:
-    """A glob with `*`, `?`, `[...]` and `**` as a regular expression over whole paths."""
-    found = _REGEXES.get(pattern)
-    if found is None:
-        out, index = "", 0
-        while index < len(pattern):
-            char = pattern[index]
-            if pattern.startswith("**/", index):
-                out, index = out + "(?:[^/]+/)*", index + 3
-                continue
-            if char == "[" and "]" in pattern[index:]:
-                end = pattern.index("]", index)
-                out, index = out + pattern[index : end + 1].replace("[!", "[^"), end + 1
-                continue
-            out += {"*": "[^/]*", "?": "[^/]"}.get(char, re.escape(char))
-            index += 1
-        found = _REGEXES[pattern] = re.compile(out)
-    return found
+def _is_whole(path: Path) -> bool:
+    if path.is_dir():  # the marker may have been created, but not written yet
+        return _has_marker(path) and not being_written(path)
+    return path.exists()

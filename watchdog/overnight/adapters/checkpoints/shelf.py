@@ -7,12 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from overnight.adapters.checkpoints.discover import (
-    CheckpointWatcher,
-    fixed_prefix,
-    glob_regex,
-    identity_of,
-)
+from overnight.adapters.checkpoints.discover import CheckpointWatcher, identity_of
+from overnight.adapters.checkpoints.patterns import anchored, fixed_prefix, glob_regex
 from overnight.adapters.checkpoints.vault import Vault
 from overnight.adapters.child import ChildResult, module_argv, run_child
 from overnight.core.events import (
@@ -46,7 +42,7 @@ class Shelf:
         self._report = report
         self._clock = clock
         self._workdir = workdir
-        self._patterns = [str(workdir / pattern) for pattern in patterns]
+        self._patterns = [anchored(pattern, workdir) for pattern in patterns]
         self._watcher = CheckpointWatcher(
             patterns=patterns, workdir=workdir, since_utc=since_utc, report=report, clock=clock
         )

@@ -22,6 +22,7 @@ from overnight.adapters.files import private_directory, sync_directory
 from overnight.core.events import CheckpointSecured, Identity
 
 FICLONE = 0x40049409
+VAULT = ".overnight-vault"
 MARGIN_BYTES = 1 << 30
 """A copy must leave this much free: a full disk would kill the training that we protect."""
 
@@ -64,27 +65,30 @@ class Vault:
 
     def _secure(self, identity: Identity, *, beside: Path, linkable: bool) -> CheckpointSecured:
         source = Path(identity.path)
-        shelf = private_directory(beside / ".overnight-vault" / self._name)
-        slot = shelf / str(identity.mtime_ns)
+        shelf = private_directory(beside / VAULT / self._name)
+        slot = shelf / f"{identity.mtime_ns}-{identity.inode}"  # two files may share one moment
         final, temp = slot / source.name, slot / f".{source.name}.tmp"
         slot.mkdir(mode=0o700, exist_ok=True)
         _remove(temp)
-        method = _duplicate(source, temp, linkable=linkable)
-        if not method:
-            slot.rmdir()
-            return self._refused(identity, "no protected copy: not enough free disk space")
-        if identity_of(source) != identity:
-            _remove(slot)
-            return self._refused(identity, "it was overwritten while being copied")
-        _remove(final)
-        temp.rename(final)
+        try:
+            method = _duplicate(source, temp, linkable=linkable)
+            if not method:
+                return self._refused(identity, "no protected copy: not enough free disk space")
+            if identity_of(source) != identity:
+                return self._refused(identity, "it was overwritten while being copied")
+            _remove(final)
+            temp.rename(final)
+        finally:  # half a copy would fill the disk, and nobody would ever delete it
+            _remove(temp)
+            with contextlib.suppress(OSError):
+                slot.rmdir()  # stays when a copy is in it
         sync_directory(slot)
         return CheckpointSecured(self._clock(), identity, str(final), method)
 
     def release(self, vault_path: str) -> None:
         """Delete a copy that is no longer needed; only ever inside a vault of ours."""
         slot = Path(vault_path).parent
-        if ".overnight-vault" in slot.parts:
+        if slot.parts[-3:-1] == (VAULT, self._name) and ".." not in slot.parts:
             threading.Thread(target=_remove, args=(slot,), name="vault", daemon=True).start()
 
 
@@ -96,12 +100,13 @@ def _duplicate(source: Path, target: Path, *, linkable: bool) -> str:
             _duplicate(inner, target / inner.name, linkable=linkable)
             for inner in sorted(source.iterdir())
         }
+        sync_directory(target)
         return "" if "" in methods else "+".join(sorted(methods)) or "empty"
     if _reflink(source, target):
         return "reflink"
     if linkable:
         with contextlib.suppress(OSError):
-            os.link(source, target, follow_symlinks=False)
+            os.link(source.resolve(), target)  # the file itself, not a link that may break
             return "hard link"
     if shutil.disk_usage(target.parent).free < source.stat().st_size + MARGIN_BYTES:
         return ""
