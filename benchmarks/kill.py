@@ -33,7 +33,7 @@ from workers.script import save
 out = Path(sys.argv[1]); out.mkdir(exist_ok=True)
 attempt = int(os.environ["OVERNIGHT_ATTEMPT"])
 started = time.clock_gettime(time.CLOCK_MONOTONIC)
-child = "import subprocess, sys, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
+child = "import subprocess, sys, time; subprocess.Popen(['sleep', '60']); time.sleep(60)"
 helper = subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
 metrics = open(os.environ["OVERNIGHT_METRICS"], "a", buffering=1)
 def say(value): metrics.write(json.dumps(value) + "\\n")
@@ -44,7 +44,7 @@ os.rename(out / "born.tmp", out / f"attempt-{{attempt}}.json")
 if attempt > 1:
     say({{"step": 400, "loss": 2.0, "lr": 1e-4}})
     time.sleep(0.2)
-    helper.kill()
+    os.killpg(helper.pid, 9)
     sys.exit(0)
 for step in range(1, 261):
     say({{"step": step, "loss": 2.0 + step % 7 * 0.01, "lr": 2e-4}})
@@ -58,7 +58,7 @@ for step in (261, 262, 263):
     say({{"step": step, "loss": math.nan, "lr": 2e-4}})
 Path(out / "decided.tmp").write_text(json.dumps(stamp))
 os.rename(out / "decided.tmp", out / "decided.json")
-time.sleep(600)
+time.sleep(60)
 """
 
 

@@ -28,6 +28,7 @@ def test_no_resume_route_secures_halts_and_pages(box):
     assert "needs you" in message.json["title"]
     assert "no resume route" in done.err.splitlines()[2]
     assert box.overnight("status", "night").status == 1
+    assert box.overnight("ack", "night").out == "acknowledged #1\n"
 
 
 def test_crash_without_a_route_is_not_restarted_over_its_checkpoints(box):

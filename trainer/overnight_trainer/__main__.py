@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError:
         too_old = True
     if too_old:
-        needs = "overnight_trainer needs PyTorch >= 2.4: pip install 'overnight[trainer]'"
+        needs = "overnight_trainer needs PyTorch >= 2.4: pip install torch"
         print(needs, file=sys.stderr)
         return 2
     from overnight_trainer import TrainerError

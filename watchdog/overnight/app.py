@@ -133,7 +133,10 @@ def _supervise(order: Order, receivers: tuple[Receiver, ...], lock: RunLock) -> 
         adoption.refuse_other_run(memory.run, _wish(order))
         _refuse_living_worker(order.name, memory.run)
     settings = _settings(order, receivers)
-    run = adoption.restored(settings, order.config.checkpoints, order.config.policies, memory)
+    config = order.config
+    run = adoption.restored(
+        settings, config.checkpoints, config.policies, memory, now_utc=time.time()
+    )
     target = adoption.first_target(run, _wish(order), continues=memory is not None)
     if order.detach:
         _detach(order.name)
@@ -281,7 +284,7 @@ def _services(order: Order, inbox: Inbox, console: Console) -> tuple[ControlServ
     try:
         server = ControlServer(order.directory, inbox.put)
     except OSError as error:
-        console.say(f"warning: no control socket ({error.strerror}); stop with a signal")
+        console.say(f"warning: no control socket ({error.strerror or error}); stop with a signal")
     chores = Chores(inbox.put)
     chores.start()
     return server, chores

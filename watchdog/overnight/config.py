@@ -73,6 +73,11 @@ class NotifyConfig(BaseModel):
 
     receivers: tuple[str, ...] = Field((), repr=False, description="where alerts go")
 
+    @field_validator("receivers", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
 
 class Config(BaseModel):
     """Everything about one run."""
@@ -126,12 +131,8 @@ def read_config(path: Path | None, workdir: Path) -> tuple[dict[str, Any], Path 
 
 def parse_config(values: Mapping[str, Any], *, source: str) -> Config:
     """Values as one frozen Config. Raises ConfigError with every problem and a hint for each."""
-    values = dict(values)
-    glob = values.get("checkpoints", {})
-    if isinstance(glob, dict) and isinstance(glob.get("glob"), str):
-        values["checkpoints"] = {**glob, "glob": [glob["glob"]]}
     try:
-        return Config.model_validate(values)
+        return Config.model_validate(dict(values))
     except ValidationError as error:
         problems = [_sentence(problem) for problem in error.errors(include_url=False)]
         raise ConfigError(source, problems) from None

@@ -128,7 +128,7 @@ def torch_python() -> str:
             return candidate
     raise UsageError(
         f"{named} cannot import torch" if named else "the demo needs PyTorch",
-        hint="pip install 'overnight[trainer]', or TORCH_PYTHON=/path/to/python overnight demo",
+        hint="TORCH_PYTHON=/path/to/python overnight demo, or install torch beside Overnight",
     )
 
 

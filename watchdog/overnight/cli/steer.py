@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import click
 
 from overnight.adapters.control import ask
 from overnight.adapters.lock import is_held
+from overnight.adapters.store import Store, StoreReader
 from overnight.cli.query import only_directory
+from overnight.core.orders import Batch
 from overnight.errors import ControlError, UsageError
 
 STOP_S = 3600.0
@@ -40,9 +45,26 @@ def ack(what: str, *, name: str | None) -> int:
     """Acknowledge WHAT: a run's name (all its open incidents), or an incident's id."""
     incident = int(what) if what.isdigit() else None
     directory = only_directory(name if incident is not None else what)
-    answer = ask(directory, "ack", {"incident": incident})
+    if is_held(directory):
+        answer = ask(directory, "ack", {"incident": incident})
+    else:
+        answer = _ack_on_disk(directory, incident)
     if "error" in answer:
         raise UsageError(str(answer["error"]), hint=f"overnight incidents {directory.name}")
     acked = ", ".join(f"#{number}" for number in answer["acked"])
     click.echo(f"acknowledged {acked}" if acked else "nothing is open")
     return 0
+
+
+def _ack_on_disk(directory: Path, wanted: int | None) -> dict[str, Any]:
+    """The run has ended: mark what still asks for a person in the store itself."""
+    reader = StoreReader(directory)
+    asking = [i for i in reader.incidents() if i.needs_you and i.acked_utc is None]
+    reader.close()
+    chosen = [incident for incident in asking if wanted in (None, incident.id)]
+    if wanted is not None and not chosen:
+        return {"error": f"incident {wanted} does not ask for anybody"}
+    store = Store(directory)
+    store.commit(Batch(incidents=[replace(i, acked_utc=time.time()) for i in chosen]))
+    store.close()
+    return {"acked": [incident.id for incident in chosen]}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from overnight.core.events import (
     CheckpointChecked,
@@ -37,7 +37,11 @@ class CheckpointsConfig(BaseModel):
         100, ge=0, description="clean steps after a checkpoint that make it healthy"
     )
     confirm_records: int = Field(2, ge=1, description="at least this many records among them")
-    max_loss_s: float = Field(1800, gt=0, description="work in seconds one is willing to lose")
+
+    @field_validator("glob", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
 
 
 class Ledger:
@@ -54,6 +58,11 @@ class Ledger:
     def seen(self, found: CheckpointSeen, *, last: StepMetric | None, stride: int) -> Entry:
         """A complete checkpoint; what was at the same path before is gone."""
         known = self._entries.get(found.identity)
+        if known is not None and known.step is None and found.step is not None:
+            # inotify saw it first; the worker's own announcement names the step.
+            order = _order_step(found.step, last=last, stride=stride)
+            known = replace(known, step=found.step, order_step=order)
+            self._entries[found.identity] = known
         if known is not None:
             self._entries[found.identity] = replace(known, gone=False)  # renamed away and back
             return self._entries[found.identity]

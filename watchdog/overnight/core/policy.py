@@ -1,9 +1,9 @@
 """What to do about a verdict: one action, with the checkpoint, the learning rate and a reason.
 
-The table of defaults is design.md's: numeric faults roll back to before their onset with half the
+The defaults in a sentence: numeric faults roll back to before their onset with half the
 learning rate, external causes keep it, and without a resume route nothing is ever relaunched that
 could overwrite its own checkpoints. Measured on 9 seeded divergences, the same rate diverged again
-9 of 9 times, x0.9 9, x0.7 4, x0.5 none (science.md section 5).
+9 of 9 times, x0.9 9, x0.7 4, x0.5 none (docs/science.md).
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,6 +52,8 @@ def restored(
     checkpoints: CheckpointsConfig,
     policies: PolicyConfig,
     memory: Memory | None,
+    *,
+    now_utc: float,
 ) -> Run:
     """A new run, or the continuation of what the store remembers.
 
@@ -60,7 +61,7 @@ def restored(
     """
     policy = Policy(policies)
     if memory is None:
-        return Run(settings, Ledger(checkpoints), Book(), policy, started_utc=time.time())
+        return Run(settings, Ledger(checkpoints), Book(), policy, started_utc=now_utc)
     row = memory.run
     book = Book(memory.incidents, next_id=max((i.id for i in memory.incidents), default=0) + 1)
     for incident in book.open_incidents():

@@ -19,7 +19,7 @@ from overnight.core.orders import Batch, NewAlert, OutboxRow
 from overnight.core.story import Entry, Incident
 from overnight.errors import StoreError
 from overnight.supervisor.ports import Effects
-from overnight.supervisor.run import Run, snapshot_of
+from overnight.supervisor.run import KEPT_RECORDS, Run, snapshot_of
 
 RECORDS_EVERY_S = 1.0
 """Records are committed together; a power cut may cost the last second of them."""
@@ -112,7 +112,15 @@ class Journal:
         self._flushed_at = at
         records, self._records = self._records, []
         entries = self._changed_entries()
-        self._commit(Batch(run=self._row(), records=records, checkpoints=entries))
+        rows = self._commit(Batch(run=self._row(), records=records, checkpoints=entries))
+        if rows is None:  # keep them for when the disk answers again
+            self._records = [*records, *self._records][-KEPT_RECORDS:]
+            self._written.clear()
+
+    @property
+    def now_utc(self) -> float:
+        """The wall clock."""
+        return self._effects.wall()
 
     def snapshot(self) -> dict[str, Any]:
         """The live answer to `overnight status`."""

@@ -32,6 +32,7 @@ class Keeper:
         self._journal = journal
         self._to_verify: deque[Identity] = deque()
         self._verifying: set[Identity] = set()
+        self._told_cost = False
         self.securing: set[Identity] = set()
 
     @property
@@ -69,6 +70,10 @@ class Keeper:
         self._run.ledger.secured(secured)
         if secured.vault_path is None:
             log.warning("%s: %s", secured.identity.path, secured.reason)
+        elif "copy" in secured.method and not self._told_cost:
+            self._told_cost = True
+            size = secured.identity.size_bytes / 2**20
+            self._effects.say(f"checkpoints are kept safe as copies here, {size:,.0f} MiB each")
 
     # --- what is asked for -----------------------------------------------------------------------
 

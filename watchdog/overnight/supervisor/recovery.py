@@ -219,10 +219,8 @@ class Recoverer:
             return
         if recovery.cooling is not None and recovery.cooling.observe(sample):
             recovery.cooled = True
-        if (
-            not recovery.dead_pids & set(sample.pids)
-            and sample.at > recovery.deadline - GPU_MEMORY_S
-        ):
+        since = recovery.memory_deadline - GPU_MEMORY_S
+        if sample.at > since and not recovery.dead_pids & set(sample.pids):
             recovery.dead_pids = frozenset()
 
     def _may_start(self, recovery: Recovery, at: float) -> bool:

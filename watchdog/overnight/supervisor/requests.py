@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,7 +28,7 @@ def _ack(args: Mapping[str, Any], *, run: Run, journal: Journal) -> dict[str, An
     chosen = [i for i in run.book.open_incidents() if wanted is None or i.id == wanted]
     if wanted is not None and not chosen:
         return {"error": f"no open incident {wanted}"}
-    acked = [run.book.put(replace(incident, acked_utc=time.time())) for incident in chosen]
+    acked = [run.book.put(replace(incident, acked_utc=journal.now_utc)) for incident in chosen]
     if acked:
         journal.note(acked)
     return {"acked": [incident.id for incident in acked]}

@@ -43,7 +43,10 @@ SKIPPED = frozenset({"venv", "env", "site-packages", "node_modules", "__pycache_
 MAX_DEPTH, MAX_ENTRIES = 5, 20_000
 """Without a pattern the working directory is searched, but never a whole dataset."""
 
-_STEP = re.compile(r"(\d{1,12})(?!.*\d)")
+_NAMED_STEP = re.compile(
+    r"(?:step|iter|iteration|checkpoint|ckpt|update)s?[-_=]?(\d{1,12})(?![\d.]*\.\d)", re.IGNORECASE
+)
+_STEP = re.compile(r"(?<![\d.])(\d{1,12})(?![\d.])(?!.*(?<![\d.])\d)")
 _PART = re.compile(
     r"^(?:model|adapter_model|pytorch_model|optimizer|scheduler|scaler|rng_state(?:_\d+)?)\b"
 )
@@ -55,11 +58,14 @@ Report = Callable[[CheckpointSeen | CheckpointGone], None]
 
 
 def step_of(path: Path) -> int | None:
-    """The last number in the name: `checkpoint-500`, `step_00000150`, `ckpt_12000.pt`."""
+    """The step in a name: `checkpoint-500`, `step_00000150`, `step_100_loss_2.31`, `12000.pt`.
+
+    The number after a word for it, else the last whole number.
+    """
     stem = path.name
     for suffix in SUFFIXES:
         stem = stem.removesuffix(suffix)
-    match = _STEP.search(stem)
+    match = _NAMED_STEP.search(stem) or _STEP.search(stem)
     return int(match[1]) if match else None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from overnight.core.events import Fault, GpuSample, Severity, Verdict
 
@@ -36,7 +36,7 @@ class GpuHotConfig(BaseModel):
         default=83,
         description="At or above this for 60 s the card is warm: a warning, no action. 83 is the "
         "target temperature that RTX 3080 to 4090 show in nvidia-smi -q: to stay above it means "
-        "that the cooling does not keep up. Without a value there is no warning.",
+        "that the cooling does not keep up. `false` is no warning.",
     )
     kill_c: float = Field(
         default=88,
@@ -62,6 +62,11 @@ class GpuHotConfig(BaseModel):
         description="How long it must stay below: the core cools in seconds once the load is gone, "
         "heatsink, memory and case in minutes.",
     )
+
+    @field_validator("warn_c", mode="before")
+    @classmethod
+    def _off(cls, value: object) -> object:
+        return None if value is False else value  # TOML has no null
 
     @model_validator(mode="after")
     def _levels_are_in_order(self) -> Self:

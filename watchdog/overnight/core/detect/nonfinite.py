@@ -14,7 +14,7 @@ GRAD_SUSPECT_RECORDS = 4
 
 
 class NonfiniteConfig(BaseModel):
-    """How many records in a row make a non-finite number certain (science.md section 2, rule 1)."""
+    """How many records in a row make a non-finite number certain (docs/science.md)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,6 +1,6 @@
 """Loss and gradient-norm spikes: robust to one bad batch, blind to no lasting one.
 
-Defaults and their measurements: science.md section 2 with its amendments (66 healthy public
+Defaults and their measurements: docs/science.md (66 healthy public
 curves, 87 labelled runs). The baseline is a median and MAD of clean records: an outlier enters
 it cut to `gate` deviations, a non-finite value never.
 """
@@ -59,7 +59,7 @@ class SpikeConfig(BaseModel):
 
 
 SPARSE = {"window": 100, "min_records": 20, "need": 4, "persist": 5}
-"""The same for logs with a line every 10 steps or rarer (science.md, sparse preset)."""
+"""The same for logs with a line every 10 steps or rarer (docs/science.md)."""
 
 LARGEST = 1e100
 """Numbers are cut to this before judging: far above float32, and their squares and sums stay

@@ -1,7 +1,7 @@
 """No progress though alive: the gap since the last record against what was normal.
 
 Fixed limits were false in 5 to 36 of 40 simulated jobs with slow evaluations and saves;
-max(900 s, 20 x median gap, 3 x longest gap) in none (science.md section 2).
+max(900 s, 20 x median gap, 3 x longest gap) in none (docs/science.md).
 """
 
 from __future__ import annotations
