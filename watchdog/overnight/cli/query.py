@@ -122,8 +122,8 @@ def _screen(run: dict[str, Any]) -> str:
         f"  progress    {step}{speed}{eta}{heard}",
         f"  loss        {number(run['loss'])}   grad norm {number(run['grad_norm'])}",
         f"  lr          {number(run['lr'])} (scale x{run['lr_scale']:g})",
-        f"  checkpoint  {_checkpoint_line(run['checkpoint'])}",
-        f"  at risk     {_risk_line(run['at_risk'])}",
+        f"  checkpoint  {_checkpoint_line(run)}",
+        f"  at risk     {_risk_line(run)}",
         f"  resume      {run['resume_route']}",
         f"  incidents   {run['open_incidents']} open, {run['incidents_24h']} in 24 h",
         f"  alerts      {run['alerts']['waiting']} waiting, {run['alerts']['failed']} failed",
@@ -132,14 +132,20 @@ def _screen(run: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _checkpoint_line(checkpoint: dict[str, Any] | None) -> str:
+def _checkpoint_line(run: dict[str, Any]) -> str:
+    checkpoint, healthy = run["checkpoint"], run.get("healthy_step")
     if checkpoint is None:
         return "none verified yet"
     step = "unknown step" if checkpoint["step"] is None else f"step {checkpoint['step']:,}"
-    return f"{step}, {checkpoint['health']}, saved {age(checkpoint['age_s'])} ago"
+    older = healthy is not None and healthy != checkpoint["step"]
+    newest_healthy = f"; the newest healthy one is of step {healthy:,}" if older else ""
+    return f"{step}, {checkpoint['health']}, saved {age(checkpoint['age_s'])} ago{newest_healthy}"
 
 
-def _risk_line(risk: dict[str, Any]) -> str:
+def _risk_line(run: dict[str, Any]) -> str:
+    risk = run["at_risk"]
+    if run["state"] == "completed":
+        return "nothing, the run is complete"
     steps = "unknown" if risk["steps"] is None else f"{risk['steps']:,} steps"
     return steps if risk["seconds"] is None else f"{steps}, {age(risk['seconds'])}"
 

@@ -26,6 +26,7 @@ class Now:
     lr_scale: float
     resume_route: str
     alerts_waiting: int
+    healthy_step: int | None = None
 
 
 def steps_per_s(records: Sequence[StepMetric]) -> float | None:
@@ -74,6 +75,7 @@ def snapshot(
         "resume_route": now.resume_route,
         "gpus": [_gpu(sample) for sample in gpus],
         "checkpoint": _checkpoint(best),
+        "healthy_step": now.healthy_step,
         "at_risk": _at_risk(now, best, last, records),
         "open_incidents": len(open_incidents),
         "needs_you": sum(1 for incident in open_incidents if incident.needs_you),

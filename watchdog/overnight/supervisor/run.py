@@ -186,7 +186,8 @@ def snapshot_of(run: Run, *, now_utc: float, alerts_waiting: int) -> dict[str, A
     """The public numbers of a run (core/status.py) from its live state."""
     attempt = run.attempt
     process = attempt.process if attempt and attempt.exited is None else None
-    best = run.ledger.newest(Health.HEALTHY) or run.ledger.newest(Health.VERIFIED)
+    best = run.ledger.newest(Health.HEALTHY, Health.VERIFIED)
+    healthy = run.ledger.newest(Health.HEALTHY)
     now = Now(
         name=run.settings.name,
         state=run.life.state.value,
@@ -198,6 +199,7 @@ def snapshot_of(run: Run, *, now_utc: float, alerts_waiting: int) -> dict[str, A
         lr_scale=run.lr_scale,
         resume_route=run.means.route.value,
         alerts_waiting=alerts_waiting,
+        healthy_step=healthy.step if healthy else None,
     )
     return snapshot(
         now,
