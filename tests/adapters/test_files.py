@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from overnight.adapters.files import (
+    filesystem_type,
     private_directory,
     read_json,
     sync_directory,
@@ -100,3 +101,9 @@ def test_only_a_directory_can_be_synced(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         sync_directory(tmp_path / "file")
+
+
+def test_the_type_of_a_filesystem_is_that_of_its_mount() -> None:
+    """/proc is proc, wherever else one looks there is some type."""
+    assert filesystem_type(Path("/proc/self")) == "proc"
+    assert filesystem_type(Path("/")) != ""

@@ -113,9 +113,9 @@ def test_a_file_that_appears_later_is_read_from_its_first_line(tmp_path: Path) -
     """Lines are numbered from 1; the offset is that of the last line's end."""
     following = Following(tmp_path / "log")
     following.append(b"a\nb\nhal")
-    assert following.chunks.next() == LogChunk(7.0, 3, "log", ("a", "b"), 1, 4)
+    assert following.chunks.next() == LogChunk(7.0, 3, "log", ("a", "b"), 1, 4, read_bytes=7)
     following.append(b"f\n")
-    assert following.chunks.next() == LogChunk(7.0, 3, "log", ("half",), 3, 9)
+    assert following.chunks.next() == LogChunk(7.0, 3, "log", ("half",), 3, 9, read_bytes=2)
     assert following.end() == []
 
 
@@ -151,7 +151,7 @@ def test_a_truncated_file_begins_again(tmp_path: Path) -> None:
     following.path.write_bytes(b"")
     assert following.chunks.silent_for(1.3)
     following.append(b"9 new\n")
-    assert following.chunks.next() == LogChunk(7.0, 3, "log", ("9 new",), 1, 6)
+    assert following.chunks.next() == LogChunk(7.0, 3, "log", ("9 new",), 1, 6, read_bytes=6)
     following.end()
 
 

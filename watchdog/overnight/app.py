@@ -144,6 +144,8 @@ def _supervise(order: Order, receivers: tuple[Receiver, ...], lock: RunLock) -> 
     console = Console(order.directory / "supervisor.log")
     inbox = Inbox()
     store = Store(order.directory)
+    if store.on_network:
+        console.say("warning: the state lies on a network filesystem; a local one is safer")
     effects = _effects(order, run, receivers, console=console, inbox=inbox, store=store)
     journal = Journal(run, effects, memory.outbox if memory else ())
     supervisor = Supervisor(run, effects, journal, inbox)

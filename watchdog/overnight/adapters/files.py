@@ -52,6 +52,22 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def filesystem_type(path: Path) -> str:
+    """The type of the filesystem that `path` lies on (`ext4`, `nfs4`, …), "" where unknown."""
+    best, found = -1, ""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+        place = path.resolve()
+    except OSError:
+        return ""
+    for line in mounts:
+        left, _, right = line.partition(" - ")
+        mount = Path(left.split()[4].encode().decode("unicode_escape"))
+        if len(mount.parts) > best and place.is_relative_to(mount):
+            best, found = len(mount.parts), right.split()[0]
+    return found
+
+
 def private_directory(path: Path) -> Path:
     """Create `path` (and parents) and make it 0700. Raises OSError."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from overnight.adapters.files import filesystem_type
 from overnight.core.events import Identity, StepMetric
 from overnight.core.orders import Batch, Memory, NewAlert, OutboxRow
 from overnight.core.story import (
@@ -36,6 +37,7 @@ COMMIT_S = 1.0
 RESERVE_BYTES = 8 << 20
 """Space kept aside so that a full disk does not silence the last incidents."""
 KEEP_RECORDS = 5000
+NETWORK_FILESYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph"})
 APPLICATION_ID = 0x4F4E4754  # "ONGT"
 
 _SCHEMA = """
@@ -87,6 +89,7 @@ class Store:
         """Open or create `directory`/store.db. Raises StoreError."""
         self._directory = directory
         self._stuck: _Job | None = None
+        self.on_network = filesystem_type(directory) in NETWORK_FILESYSTEMS
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         try:
             self._connection = self._open(directory / "store.db")
@@ -100,7 +103,9 @@ class Store:
         path.chmod(0o600)
         connection.execute("PRAGMA busy_timeout = 5000")
         version = _schema_version(path, connection)
-        connection.execute("PRAGMA journal_mode = WAL")
+        # WAL needs memory that all readers share, which no network filesystem has.
+        mode = "DELETE" if self.on_network else "WAL"
+        connection.execute(f"PRAGMA journal_mode = {mode}")
         connection.execute("PRAGMA synchronous = FULL")
         if version == 0:
             connection.executescript(

@@ -164,7 +164,7 @@ class Tail:
             if finishing:
                 break
             self._follower.wait()
-        self._post(self._splitter.flush(), skipped=0)
+        self._post(self._splitter.flush())
         self._follower.close()
         self._drained()
 
@@ -179,7 +179,8 @@ class Tail:
         except OSError:
             return False  # e.g. a stale network file: the poll tries again
         self._offset += len(data)
-        self._post(self._splitter.feed(data) if data else [], skipped=skipped)
+        lines = self._splitter.feed(data) if data else []
+        self._post(lines, skipped=skipped, read_bytes=len(data))
         return len(data) == READ_BYTES
 
     def _skip_if_behind(self, descriptor: int) -> int:
@@ -195,7 +196,7 @@ class Tail:
         self._splitter.restart(mid_line=True)
         return skipped
 
-    def _post(self, lines: list[str], *, skipped: int) -> None:
+    def _post(self, lines: list[str], *, skipped: int = 0, read_bytes: int = 0) -> None:
         if not lines and not skipped:
             return
         self._report(
@@ -207,6 +208,7 @@ class Tail:
                 first_line=self._line,
                 end_offset=self._offset - self._splitter.pending_bytes,
                 skipped_bytes=skipped,
+                read_bytes=read_bytes,
             )
         )
         self._line += len(lines)

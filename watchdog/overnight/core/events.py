@@ -131,7 +131,7 @@ class LogChunk:
     """Whole lines read from a worker file.
 
     `first_line` is 1-based; `end_offset` is the byte after the last line; `skipped_bytes` counts
-    what the tail left out because the reader was too far behind.
+    what the tail left out because the reader was too far behind, `read_bytes` what one read found.
     """
 
     at: float
@@ -141,6 +141,7 @@ class LogChunk:
     first_line: int
     end_offset: int
     skipped_bytes: int = 0
+    read_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

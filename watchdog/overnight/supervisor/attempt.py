@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from overnight.core.buffering import BlockBuffering
 from overnight.core.detect.panel import Judgement, Panel
 from overnight.core.detect.stall import StallDetector, Witness
 from overnight.core.events import ExitRecord, StepMetric, Target, Verdict, WorkerStarted
@@ -28,6 +29,7 @@ class Attempt:
     stream: RecordStream
     panel: Panel
     stall: StallDetector
+    buffering: BlockBuffering
     watch: LrWatch | None
     process: WorkerStarted | None = None
     exited: ExitRecord | None = None

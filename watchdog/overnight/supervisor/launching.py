@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from overnight.core.buffering import BlockBuffering
 from overnight.core.detect.panel import Panel
 from overnight.core.detect.stall import StallDetector
 from overnight.core.events import Target
@@ -85,6 +86,7 @@ class Launcher:
             stream=RecordStream(run.attempts, records_before=run.last.step if run.last else 0),
             panel=Panel(settings.panel, list(run.records)),
             stall=StallDetector(settings.stall, started_at=at),
+            buffering=BlockBuffering(),
             watch=watch,
         )
 

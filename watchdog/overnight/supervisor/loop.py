@@ -187,6 +187,9 @@ class Supervisor:
             return
         if chunk.source == "log":
             attempt.tail.extend(chunk.lines)
+            advice = attempt.buffering.observe(at=chunk.at, read_bytes=chunk.read_bytes)
+            if advice is not None:
+                self._effects.say(f"warning: {advice}")
         if chunk.skipped_bytes:
             self._run.ledger.records_lost()
             self._effects.say(
