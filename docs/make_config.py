@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 from overnight.config import Config
 from overnight.core.detect.panel import SPARSE_STRIDE
 from overnight.core.detect.spike import SPARSE
-from overnight.core.policy import FaultPolicy
+from overnight.core.situation import FaultPolicy
 
 PAGE = Path(__file__).with_name("config.md")
 

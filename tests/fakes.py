@@ -36,6 +36,7 @@ from overnight.core.policy import Policy
 from overnight.errors import StoreError
 from overnight.supervisor.journal import Journal
 from overnight.supervisor.loop import Supervisor
+from overnight.supervisor.opening import Start
 from overnight.supervisor.ports import Effects
 from overnight.supervisor.run import Run, Settings
 
@@ -65,6 +66,7 @@ class World:
         self.obeys_terminate = True
         self.verifier_hangs = False
         self.cpu_s: float | None = 0.0
+        self.on_disk: list[CheckpointSeen] = []
         self.gpu_pids: tuple[int, ...] = ()
         self._attempt = 0
         self._alive = False
@@ -127,7 +129,7 @@ class World:
         self.now += max(timeout_s, 0.001)
         return None
 
-    def supervise(self) -> int:
+    def supervise(self, start: Start | None = None) -> int:
         """Run the real supervisor through the script to the end of the run."""
         effects = Effects(
             clock=self.clock,
@@ -144,7 +146,7 @@ class World:
             receivers=("phone",),
         )
         journal = Journal(self.run, effects)
-        return Supervisor(self.run, effects, journal, self).supervise(None)
+        return Supervisor(self.run, effects, journal, self).supervise(start or Start())
 
     def said(self, text: str) -> bool:
         """Whether the supervisor said something with this text."""
@@ -245,6 +247,10 @@ class Checkpoints:
 
     def start(self, known: Sequence[Identity]) -> None:
         """Watch."""
+
+    def existing(self) -> list[CheckpointSeen]:
+        """What lies on disk."""
+        return list(self.world.on_disk)
 
     def announce(self, path: str, step: int | None) -> None:
         """Complete now."""

@@ -22,6 +22,8 @@ class Run:
         for step in range(first, to + 1, self.stride):
             self.count += 1
             self.last = record(step, position=Position(self.attempt, self.count))
+            if self.count == 1:
+                self.ledger.began(step, started_utc=0.5)
             began = since or (self.last.position if suspect else None)
             self.ledger.record(self.last, suspect=suspect, suspect_since=began)
 
@@ -29,7 +31,9 @@ class Run:
         """A checkpoint of now, verified unless told otherwise."""
         step = self.last.step if self.last else None
         which = identity(path or f"step_{step}.pt", version=more.pop("version", 1))
-        found = seen(which, step=more.pop("step", step), saved_utc=float(self.count))
+        found = seen(
+            which, step=more.pop("step", step), saved_utc=more.pop("saved_utc", float(self.count))
+        )
         self.ledger.seen(found, last=self.last, stride=self.stride)
         if health is not None:
             self.ledger.checked(checked(which, health))

@@ -51,7 +51,7 @@ def test_the_newest_healthy_one_before_the_onset(
 def test_without_any_step_100_clean_records_are_needed() -> None:
     """A checkpoint without a step, seen before the first record, is not trusted after two."""
     run = Run()
-    saved = run.save("best.pt", step=None)
+    saved = run.save("best.pt", step=None, saved_utc=1.0)
     run.last = record(45_000, position=Position(1, 0))
     run.train(45_099)
     assert run.health(saved) is VERIFIED

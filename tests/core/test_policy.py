@@ -8,15 +8,15 @@ from pydantic import ValidationError
 from core_lab import identity, verdict
 from overnight.core.events import Action, Fault, Health, Position, Severity, Target
 from overnight.core.exits import Death
-from overnight.core.policy import (
+from overnight.core.policy import Policy
+from overnight.core.resume import Means, Route
+from overnight.core.situation import (
     BudgetConfig,
     FaultPolicy,
     PastRecovery,
-    Policy,
     PolicyConfig,
     Situation,
 )
-from overnight.core.resume import Means, Route
 
 HEALTHY, VERIFIED = Health.HEALTHY, Health.VERIFIED
 ROLLBACK, RESTART, COOL, HALT = Action.ROLLBACK, Action.RESTART, Action.COOL, Action.HALT

@@ -6,9 +6,10 @@ import pytest
 
 from core_lab import identity, verdict
 from overnight.core.events import Action, Fault, Health, Position, Target
-from overnight.core.policy import BudgetConfig, FaultPolicy, PastRecovery, Policy, PolicyConfig
+from overnight.core.policy import Policy
 from overnight.core.policy import Situation as Now
 from overnight.core.resume import Means, Route
+from overnight.core.situation import BudgetConfig, FaultPolicy, PastRecovery, PolicyConfig
 
 NAN, SPIKE, CRASH = Fault.LOSS_NONFINITE, Fault.LOSS_SPIKE, Fault.CRASH
 

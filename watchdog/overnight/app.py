@@ -29,7 +29,7 @@ from overnight.adapters.tail import AttemptTails
 from overnight.adapters.worker import WorkerTree, is_alive
 from overnight.config import Config
 from overnight.core.environment import worker_environment
-from overnight.core.events import AlertSent, StopRequested, Target
+from overnight.core.events import AlertSent, StopRequested
 from overnight.core.orders import Memory
 from overnight.core.resume import Route, base_lr
 from overnight.errors import StoreError, UsageError
@@ -135,9 +135,14 @@ def _supervise(order: Order, receivers: tuple[Receiver, ...], lock: RunLock) -> 
     settings = _settings(order, receivers)
     config = order.config
     run = adoption.restored(
-        settings, config.checkpoints, config.policies, memory, now_utc=time.time()
+        settings,
+        config.checkpoints,
+        config.policies,
+        memory,
+        now=time.monotonic(),
+        now_utc=time.time(),
     )
-    target = adoption.first_target(run, _wish(order), continues=memory is not None)
+    start = adoption.opening_of(run, _wish(order), memory)
     if order.detach:
         _detach(order.name)
         lock.renew()
@@ -149,11 +154,11 @@ def _supervise(order: Order, receivers: tuple[Receiver, ...], lock: RunLock) -> 
     effects = _effects(order, run, receivers, console=console, inbox=inbox, store=store)
     journal = Journal(run, effects, memory.outbox if memory else ())
     supervisor = Supervisor(run, effects, journal, inbox)
-    _announce(order, run, receivers, console, target)
+    _announce(order, run, receivers, console)
     server, chores = _services(order, inbox, console)
     _handle_signals(inbox, console)
     try:
-        return supervisor.supervise(target)
+        return supervisor.supervise(start)
     finally:
         chores.close()
         if server is not None:
@@ -263,7 +268,6 @@ def _announce(
     run: Run,
     receivers: tuple[Receiver, ...],
     console: Console,
-    target: Target | None,
 ) -> None:
     """Before the start: what is watched, which checkpoints, whether and how it can resume."""
     where = order.directory / "attempts"
@@ -277,8 +281,6 @@ def _announce(
     console.say(f"resume: {sentence}")
     labels = ", ".join(receiver.label for receiver in receivers)
     console.say(f"alerts: {labels or 'nobody is told (add --notify URL)'}")
-    if target is not None:
-        console.say(f"continuing from {target.path} with the learning rate x{run.lr_scale:g}")
 
 
 def _services(order: Order, inbox: Inbox, console: Console) -> tuple[ControlServer | None, Chores]:

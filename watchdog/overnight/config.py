@@ -24,8 +24,8 @@ from overnight.core.detect.spike import SpikeConfig
 from overnight.core.detect.stall import StallConfig
 from overnight.core.events import Fault
 from overnight.core.health import CheckpointsConfig
-from overnight.core.policy import BudgetConfig, FaultPolicy, PolicyConfig
 from overnight.core.resume import ResumeConfig
+from overnight.core.situation import BudgetConfig, FaultPolicy, PolicyConfig
 from overnight.errors import ConfigError, UsageError
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")

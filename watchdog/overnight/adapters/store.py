@@ -242,6 +242,9 @@ def _transaction(connection: sqlite3.Connection, job: _Job, batch: Batch) -> lis
     for alert_id in batch.replaces:
         connection.execute("DELETE FROM alerts WHERE id = ? AND delivered_utc IS NULL", (alert_id,))
     rows = [_insert_alert(connection, alert) for alert in batch.alerts]
+    if batch.rewind is not None:
+        key = (batch.rewind.attempt, batch.rewind.record)
+        connection.execute("DELETE FROM records WHERE (attempt, record) > (?, ?)", key)
     _apply_records(connection, batch.records)
     for entry in batch.checkpoints:
         row = (*_key(entry.identity), encode(entry))

@@ -66,9 +66,9 @@ def _name(fault: Fault) -> str:
 def _title(run: str, incident: Incident, ending: str) -> str:
     step = incident.detected_step
     where = f" at step {step:,}" if step is not None else ""
+    tail = f": {ending}" if ending else ""
     title = f"[{run}] {_name(incident.fault)}{where}"
-    with_ending = f"{title}: {ending}" if ending else title
-    return with_ending if len(with_ending) <= TITLE_CHARS else title[:TITLE_CHARS]
+    return title[: TITLE_CHARS - len(tail)] + tail  # how it ended is the part that matters
 
 
 def opened(run: str, incident: Incident) -> Alert | None:
@@ -88,14 +88,14 @@ def opened(run: str, incident: Incident) -> Alert | None:
     )
 
 
-def outcome(run: str, incident: Incident) -> Alert:
+def outcome(run: str, incident: Incident, *, ending: str = "healed") -> Alert:
     """The message that ends the story, due at once."""
     severity = Severity.CRITICAL if incident.needs_you else Severity.WARNING
     return Alert(
         incident=incident.id,
         moment=Moment.OUTCOME,
         severity=severity,
-        title=_title(run, incident, "needs you" if incident.needs_you else "healed"),
+        title=_title(run, incident, "needs you" if incident.needs_you else ending),
         body=_body(run, incident, outcome=incident.outcome),
         delay_s=0.0,
     )
@@ -153,10 +153,15 @@ def duration_text(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def healed_text(incident: Incident, *, resumed_step: int | None) -> str:
-    """The outcome of a recovery that worked, with the proof of its learning rate."""
+def healed_text(incident: Incident, *, resumed_step: int | None, silent: bool = False) -> str:
+    """The outcome of a recovery that worked, with the proof of its learning rate.
+
+    `silent`: the resumed worker ended well, but without a single record.
+    """
     step = "the beginning" if resumed_step is None else f"step {resumed_step:,}"
     text = f"resumed from {step}"
+    if silent:
+        return f"{text}, and the worker ended at once with status 0: see whether that is right"
     proofs = {
         LrProof.PROVED: ", and the logged learning rate is the reduced one",
         LrProof.UNPROVEN: "; the log does not show whether the learning rate was reduced",

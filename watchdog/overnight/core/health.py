@@ -50,26 +50,49 @@ class Ledger:
     def __init__(self, config: CheckpointsConfig, entries: Iterable[Entry] = ()) -> None:
         self._config = config
         self._entries: dict[Identity, Entry] = {entry.identity: entry for entry in entries}
+        self._waiting = set(self._entries)  # those that records may still confirm or taint
+        self._last_step: int | None = None
         self._suspect_since: Position | None = None
         self._pinned: Identity | None = None
+        self.revision = 0
+        """Grows whenever a fact changes: what follows from the facts need not be asked before."""
 
     # --- facts ---------------------------------------------------------------------------------
 
-    def seen(self, found: CheckpointSeen, *, last: StepMetric | None, stride: int) -> Entry:
-        """A complete checkpoint; what was at the same path before is gone."""
+    def _put(self, entry: Entry) -> Entry:
+        self._entries[entry.identity] = entry
+        if entry.confirmed or entry.tainted or entry.unseen or entry.abandoned:
+            self._waiting.discard(entry.identity)
+        else:
+            self._waiting.add(entry.identity)
+        self.revision += 1
+        return entry
+
+    def seen(
+        self,
+        found: CheckpointSeen,
+        *,
+        last: StepMetric | None,
+        stride: int,
+        abandoned: bool = False,
+    ) -> Entry:
+        """A complete checkpoint; what was at the same path before is gone.
+
+        `last` is the last record that had arrived when it became complete. `abandoned` marks one
+        that does not lie on the run's line of history (saved after what a rollback went back to,
+        or by another run).
+        """
         known = self._entries.get(found.identity)
         if known is not None and known.step is None and found.step is not None:
             # inotify saw it first; the worker's own announcement names the step.
             order = _order_step(found.step, last=last, stride=stride)
             known = replace(known, step=found.step, order_step=order)
-            self._entries[found.identity] = known
         if known is not None:
-            self._entries[found.identity] = replace(known, gone=False)  # renamed away and back
-            return self._entries[found.identity]
-        for identity, entry in self._entries.items():
+            return self._put(replace(known, gone=False))  # perhaps renamed away and back
+        for identity, entry in list(self._entries.items()):
             if identity.path == found.identity.path and not entry.gone:
-                self._entries[identity] = replace(entry, gone=True)
-        position = last.position if last else Position(0, 0)
+                self._put(replace(entry, gone=True))
+        position = last.position if last else BEFORE_ALL
         entry = Entry(
             identity=found.identity,
             format=found.format,
@@ -78,9 +101,16 @@ class Ledger:
             step=found.step,
             order_step=_order_step(found.step, last=last, stride=stride),
             in_place=found.in_place,
+            abandoned=abandoned,
         )
-        self._entries[found.identity] = entry
-        return entry
+        return self._put(entry)
+
+    def began(self, first_step: int, *, started_utc: float) -> None:
+        """The run's first record. What lay there before its start is its past only if older."""
+        for entry in list(self._entries.values()):
+            before = entry.position == BEFORE_ALL and entry.saved_utc < started_utc
+            if before and not is_past(entry.step, first_step):
+                self._put(replace(entry, abandoned=True))
 
     def checked(self, answer: CheckpointChecked) -> None:
         """The verifier's answer; a step it read fills one the name did not give."""
@@ -89,60 +119,66 @@ class Ledger:
             return
         known = (entry.step, answer.step, entry.order_step)  # name, state file, log
         step = next((step for step in known if step is not None), None)
-        self._entries[answer.identity] = replace(
-            entry,
-            checked=answer.health,
-            reason=answer.reason,
-            step=step,
-            order_step=entry.order_step if entry.order_step is not None else step,
+        order = entry.order_step if entry.order_step is not None else step
+        self._put(
+            replace(entry, checked=answer.health, reason=answer.reason, step=step, order_step=order)
         )
 
     def secured(self, answer: CheckpointSecured) -> None:
         """A vault copy exists now, or none could be made."""
         entry = self._entries.get(answer.identity)
         if entry is not None:
-            self._entries[answer.identity] = replace(entry, vault_path=answer.vault_path)
+            self._put(replace(entry, vault_path=answer.vault_path))
 
     def gone(self, identity: Identity) -> None:
         """The bytes at the path are no longer these."""
         entry = self._entries.get(identity)
-        if entry is not None:
-            self._entries[identity] = replace(entry, gone=True)
+        if entry is not None and not entry.gone:
+            self._put(replace(entry, gone=True))
 
     def record(self, record: StepMetric, *, suspect: bool, suspect_since: Position | None) -> None:
         """Evidence for or against the checkpoints before this record."""
         if suspect_since is None and self._suspect_since is not None:
             self._give_back(self._suspect_since)
-        self._suspect_since = suspect_since
-        for identity, entry in self._entries.items():
-            if entry.confirmed or entry.tainted or entry.unseen or entry.abandoned:
-                continue
+        if suspect_since != self._suspect_since:
+            self._suspect_since = suspect_since
+            self.revision += 1
+        for identity in list(self._waiting):
+            entry = self._entries[identity]
             if record.position <= entry.position:
                 continue
             if suspect:
-                self._entries[identity] = replace(entry, tainted=True)
+                self._put(replace(entry, tainted=True))
                 continue
+            steps = entry.clean_steps + self._steps_since(entry, record)
             clean = entry.clean_records + 1
-            base = entry.order_step
-            followed = clean if base is None else record.step - base
-            far_enough = followed >= self._config.confirm_steps
-            self._entries[identity] = replace(
-                entry,
-                clean_records=clean,
-                confirmed=far_enough and clean >= self._config.confirm_records,
-            )
+            far_enough = steps >= self._config.confirm_steps
+            confirmed = far_enough and clean >= self._config.confirm_records
+            counted = replace(entry, clean_records=clean, clean_steps=steps, confirmed=confirmed)
+            if confirmed:
+                self._put(counted)
+            else:
+                self._entries[identity] = counted  # nothing that anybody asks has changed
+        self._last_step = record.step
+
+    def _steps_since(self, entry: Entry, record: StepMetric) -> int:
+        """Steps that this record adds; a counter that went back (a new epoch) counts as one."""
+        before = self._last_step if entry.clean_records else entry.order_step
+        if before is None or record.step <= before:
+            return 1
+        return record.step - before
 
     def _give_back(self, since: Position) -> None:
         """An episode has closed by itself: what was saved in it may become healthy after all."""
-        for identity, entry in self._entries.items():
+        for entry in list(self._entries.values()):
             if entry.tainted and entry.position >= since and not entry.poisoned:
-                self._entries[identity] = replace(entry, tainted=False, clean_records=0)
+                self._put(replace(entry, tainted=False, clean_records=0, clean_steps=0))
 
     def records_lost(self) -> None:
         """Some records were not read: nothing that waits for confirmation can have it now."""
-        for identity, entry in self._entries.items():
+        for entry in list(self._entries.values()):
             if not entry.confirmed:
-                self._entries[identity] = replace(entry, unseen=True)
+                self._put(replace(entry, unseen=True))
 
     def numeric_fault(self, *, onset: Position, onset_step: int | None, name: str) -> list[Entry]:
         """Make suspect what was saved at or after the onset, or in the episode that led to it.
@@ -150,24 +186,24 @@ class Ledger:
         Returns what it hit.
         """
         hit = []
-        for identity, entry in self._entries.items():
+        for entry in list(self._entries.values()):
             before = self._is_before(entry, onset, onset_step) and not self._in_episode(entry)
             if not entry.abandoned and not before:
                 reason = f"saved at or after the onset of {name}"
                 reason += f" at step {onset_step}" if onset_step is not None else ""
-                self._entries[identity] = replace(entry, poisoned=reason)
-                hit.append(self._entries[identity])
+                hit.append(self._put(replace(entry, poisoned=reason)))
         return hit
 
     def resumed_from(self, target: Identity | None) -> None:
         """A new attempt continues from `target`: what came later is an abandoned future."""
         chosen = self._entries.get(target) if target else None
-        for identity, entry in self._entries.items():
+        for identity, entry in list(self._entries.items()):
             later = chosen is None or entry.position > chosen.position
             if identity != target and later and not entry.abandoned:
-                self._entries[identity] = replace(entry, abandoned=True)
+                self._put(replace(entry, abandoned=True))
         if chosen is not None:
-            self._entries[chosen.identity] = replace(chosen, abandoned=False)
+            self._put(replace(chosen, abandoned=False))
+        self._last_step = chosen.order_step if chosen else None
         self._suspect_since = None
 
     def forget_lost(self) -> list[Identity]:
@@ -175,6 +211,7 @@ class Ledger:
         lost = [identity for identity, entry in self._entries.items() if not entry.available]
         for identity in lost:
             del self._entries[identity]
+            self._waiting.discard(identity)
         return lost
 
     # --- questions -----------------------------------------------------------------------------
@@ -221,7 +258,17 @@ class Ledger:
             waiting = "the steps after it did not stay clean" if entry.tainted else "still young"
             waiting = "records after it were not read" if entry.unseen else waiting
             health, why = Health.VERIFIED, f"finite; {waiting}"
-        return health, f"{why} (left behind by a rollback)" if entry.abandoned else why
+        if entry.abandoned:
+            before = entry.position == BEFORE_ALL
+            why += " (of before this run)" if before else " (left behind by a rollback)"
+        return health, why
+
+    def has_own(self) -> bool:
+        """Whether this run has saved anything that a start from scratch would overwrite."""
+        return any(
+            entry.available and not (entry.abandoned and entry.position == BEFORE_ALL)
+            for entry in self._entries.values()
+        )
 
     def newest(self, *wanted: Health) -> Entry | None:
         """The newest entry on the run's own line of history with one of these healths."""
@@ -263,6 +310,7 @@ class Ledger:
     def pin(self, identity: Identity) -> None:
         """Protect this one too: it is what a halted run will be resumed from."""
         self._pinned = identity
+        self.revision += 1
 
     def to_secure(self) -> list[Entry]:
         """Entries that belong into the vault and are not there."""
@@ -277,7 +325,7 @@ class Ledger:
         """The vault copy has been deleted."""
         entry = self._entries.get(identity)
         if entry is not None:
-            self._entries[identity] = replace(entry, vault_path=None)
+            self._put(replace(entry, vault_path=None))
 
     def _protected(self) -> list[Entry]:
         """The newest `keep` healthy ones, and the verified ones on the way to become that."""
@@ -300,11 +348,26 @@ class Ledger:
         return self._suspect_since is not None and entry.position >= self._suspect_since
 
     def _is_before(self, entry: Entry, onset: Position, onset_step: int | None) -> bool:
+        """By position; the steps decide only right before the onset, within one log stride.
+
+        Farther away they say nothing: a counter may have begun again with an epoch or an attempt.
+        """
         if entry.position >= onset:
             return False
-        if entry.order_step is None or onset_step is None:
+        near = entry.position.attempt == onset.attempt
+        near = near and onset.record - entry.position.record <= 1
+        if not near or entry.order_step is None or onset_step is None:
             return True
         return entry.order_step < onset_step
+
+
+BEFORE_ALL = Position(0, 0)
+"""The position of what was saved before the run's first record."""
+
+
+def is_past(step: int | None, first_step: int) -> bool:
+    """Whether a checkpoint that was there before the run can be what the run continues from."""
+    return step is not None and step <= first_step
 
 
 def _order_step(step: int | None, *, last: StepMetric | None, stride: int) -> int | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overnight.core.events import Identity, StepMetric
+from overnight.core.events import Identity, Position, StepMetric
 from overnight.core.story import Entry, Incident
 
 
@@ -55,7 +55,8 @@ class OutboxRow:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One transaction. `replaces` names unsent alerts that a better one takes the place of."""
+    """One transaction. `replaces` names unsent alerts that a better one takes the
+    place of; records after `rewind` are deleted before new ones are written."""
 
     run: Mapping[str, Any] | None = None
     incidents: Sequence[Incident] = ()
@@ -64,6 +65,7 @@ class Batch:
     records: Sequence[StepMetric] = ()
     checkpoints: Sequence[Entry] = ()
     forgotten: Sequence[Identity] = ()
+    rewind: Position | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,7 @@ could overwrite its own checkpoints. Measured on 9 seeded divergences, the same 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from dataclasses import replace
 
 from overnight.core.events import (
     NUMERIC_FAULTS,
@@ -25,91 +23,13 @@ from overnight.core.events import (
 )
 from overnight.core.exits import Death
 from overnight.core.resume import Means, Route
+from overnight.core.situation import PastRecovery, PolicyConfig, Situation
 
 NEAR_STEPS = 200
 """A fault within this many steps of an earlier one is the same fault, come back."""
 
 REJECTED_RECORDS = 20
 """A numeric fault this soon after a resume says that the checkpoint itself is not sound."""
-
-
-class FaultPolicy(BaseModel):
-    """`[policy.FAULT]`: overrides of the defaults for one fault."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    action: Action | None = Field(None, description="record, notify, restart, rollback, cool, halt")
-    lr_factor: float | None = Field(None, gt=0, le=1, description="multiplies the learning rate")
-    skip: bool | None = Field(None, description="skip the data around the fault when it comes back")
-
-    @field_validator("action")
-    @classmethod
-    def _is_a_choice(cls, value: Action | None) -> Action | None:
-        if value is Action.CHECKPOINT:
-            raise ValueError("checkpoint is no action of a policy; use notify or restart")
-        return value
-
-
-class BudgetConfig(BaseModel):
-    """`[budget]`: when to give up."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    attempts: int = Field(3, ge=1, description="recoveries for one incident")
-    recoveries: int = Field(10, ge=1, description="recoveries within window_s")
-    window_s: float = Field(86_400, gt=0, description="the window for `recoveries`")
-    stuck: int = Field(3, ge=1, description="recoveries in a row without min_progress_steps")
-    min_progress_steps: int = Field(200, ge=1, description="steps that count as real progress")
-    backoff_s: float = Field(10, ge=0, description="wait before the second restart; doubles")
-    backoff_max_s: float = Field(600, ge=0, description="longest wait between restarts")
-
-
-class PolicyConfig(BaseModel):
-    """All that decides: the budget and the per-fault overrides."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    budget: BudgetConfig = Field(default_factory=BudgetConfig)
-    faults: dict[Fault, FaultPolicy] = Field(default_factory=dict)
-    min_lr_scale: float = Field(0.0625, gt=0, le=1)
-    from_scratch: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PastRecovery:
-    """One recovery of the past: what for, where it was seen, and where it resumed from."""
-
-    at_utc: float
-    fault: Fault
-    incident: int
-    detected_step: int | None
-    onset_step: int | None
-    target_step: int | None
-    reached_step: int | None = None
-
-    @property
-    def reach_steps(self) -> int | None:
-        """How far before the onset it went back."""
-        if self.onset_step is None or self.target_step is None:
-            return None
-        return self.onset_step - self.target_step
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """What the policy knows beside the verdict; `targets` are newest first, usable as they are."""
-
-    now_utc: float
-    means: Means
-    targets: tuple[Target, ...]
-    checkpoints_exist: bool
-    any_record: bool
-    lr_scale: float
-    incident: int
-    past: tuple[PastRecovery, ...] = ()
-    records_since_resume: int | None = None
-    signatures: tuple[str, ...] = ()
-
 
 _FACTORS: Mapping[Fault, float] = {
     **dict.fromkeys(NUMERIC_FAULTS, 0.5),
@@ -146,6 +66,31 @@ class Policy:
         if death is not None and not now.any_record:
             return self._died_before_training(verdict, now, death)
         return self._resume(verdict, now, action)
+
+    def first(
+        self,
+        targets: Sequence[Target],
+        *,
+        means: Means,
+        checkpoints_exist: bool,
+        careful: bool,
+    ) -> Decision:
+        """Where a run that a person starts again goes on; never over its own checkpoints.
+
+        `careful` after a halt on a bad number: what is healthy comes before what is only verified.
+        """
+        healthy = [target for target in targets if target.health is Health.HEALTHY]
+        choices = healthy or targets if careful else targets
+        if not choices and not checkpoints_exist:
+            return Decision(Action.RESTART, "no checkpoint yet, from scratch", from_scratch=True)
+        if means.route is Route.NONE:
+            best = choices[0] if choices else None
+            reason = "the run has checkpoints, but no known way to resume from them"
+            return Decision(Action.HALT, reason, needs_you=True, advice=resume_advice(best))
+        if not choices:
+            reason = "none of the run's checkpoints is verified; --fresh would start it over"
+            return Decision(Action.HALT, reason, needs_you=True)
+        return Decision(Action.RESTART, choices[0].why, target=choices[0])
 
     def _action(self, fault: Fault) -> Action:
         override = self._config.faults.get(fault)
@@ -245,6 +190,8 @@ class Policy:
             return self._halt(now, f"{verdict.reason}; it died the same way before")
         if now.means.route is Route.NONE and now.checkpoints_exist:
             return self._no_route(verdict, now)
+        if not now.targets and now.checkpoints_exist:
+            return self._halt(now, f"{verdict.reason}; there is no checkpoint {_needed(verdict)}")
         if now.records_since_resume is None or not now.targets:
             return self._no_checkpoint(verdict, now, Action.RESTART)
         rejected = now.targets[1:] or now.targets

@@ -6,6 +6,7 @@ is held against the one that was logged at the same step before (closed loop).
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -282,7 +283,8 @@ class LrWatch:
         same_step = self.logged.get(record.step)
         earlier = same_step or self.newest
         tolerance = LR_TOLERANCE if same_step else NEARBY_TOLERANCE
-        if record.lr is None or earlier is None or not self._can_tell(earlier, tolerance):
+        lr = record.lr if record.lr is not None and math.isfinite(record.lr) else None
+        if lr is None or earlier is None or not self._can_tell(earlier, tolerance):
             self._blind += 1
             never_shown = not self.logged and self.newest is None
             patience = 1 if never_shown else 10
@@ -291,8 +293,8 @@ class LrWatch:
             return self.proof
         lr_then, scale_then = earlier
         expected = lr_then * self.scale / scale_then
-        self.evidence = {"step": record.step, "lr": record.lr, "expected_lr": expected}
-        if record.lr > tolerance * expected:
+        self.evidence = {"step": record.step, "lr": lr, "expected_lr": expected}
+        if lr > tolerance * expected:
             self._above, self._below = self._above + 1, 0
         else:
             self._above, self._below = 0, self._below + 1

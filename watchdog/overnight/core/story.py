@@ -44,6 +44,7 @@ class Entry:
     tainted: bool = False
     unseen: bool = False
     clean_records: int = 0
+    clean_steps: int = 0
     poisoned: str = ""
     abandoned: bool = False
     gone: bool = False

@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from overnight.core.events import Health, Identity, Target
+from overnight.core.events import NUMERIC_FAULTS, Health, Identity, Target
 from overnight.core.health import CheckpointsConfig, Ledger
 from overnight.core.incidents import Book
 from overnight.core.lifecycle import State
 from overnight.core.orders import Memory
-from overnight.core.policy import Policy, PolicyConfig
+from overnight.core.policy import Policy
 from overnight.core.resume import Route
+from overnight.core.situation import PolicyConfig
 from overnight.errors import UsageError
-from overnight.supervisor.run import Run, Settings, past_from
+from overnight.supervisor.opening import Start
+from overnight.supervisor.run import Run, Settings
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ def restored(
     policies: PolicyConfig,
     memory: Memory | None,
     *,
+    now: float,
     now_utc: float,
 ) -> Run:
     """A new run, or the continuation of what the store remembers.
@@ -77,31 +80,35 @@ def restored(
         lr_scale=row["lr_scale"],
         scales={int(attempt): scale for attempt, scale in row["scales"].items()},
         record_count=row["record_count"],
-        past=past_from(row["past"]),
+        first_step=row.get("first_step"),
         hello=row["hello"],
         total_steps=row["total_steps"],
     )
-    run.past.clear()
-    run.records.extend(memory.records)
+    # Their monotonic times are of another boot, perhaps; the wall clock brings them into ours.
+    run.records.extend(
+        replace(r, at=now - (now_utc - r.time_utc) if r.time_utc is not None else r.at)
+        for r in memory.records
+    )
     return run
 
 
-def first_target(run: Run, wish: Wish, *, continues: bool) -> Target | None:
-    """Where the first attempt begins; None means from scratch. Raises UsageError."""
+def opening_of(run: Run, wish: Wish, memory: Memory | None) -> Start:
+    """How this supervisor begins. Raises UsageError where a person's wish cannot be met."""
     if wish.lr_scale is not None:
         run.lr_scale = wish.lr_scale
     if wish.checkpoint is not None:
-        return _by_hand(run, wish.checkpoint)
-    targets = run.ledger.targets() if continues else []
-    if not targets:
-        return None
-    _require_route(run)
-    healthy = [target for target in targets if target.health is Health.HEALTHY]
-    return (healthy or targets)[0]
+        return Start(continues=memory is not None, by_hand=_by_hand(run, wish.checkpoint))
+    if memory is None:
+        return Start()
+    last = memory.incidents[-1] if memory.incidents else None
+    numeric = last is not None and last.fault in NUMERIC_FAULTS
+    return Start(continues=True, careful=numeric and memory.run["state"] == State.HALTED)
 
 
 def _by_hand(run: Run, chosen: Chosen) -> Target:
-    _require_route(run)
+    if run.means.route is Route.NONE:
+        hint = 'add --resume-args "--resume {checkpoint}"'
+        raise UsageError("--from-checkpoint needs a known way to resume", hint=hint)
     entry = run.ledger.find(chosen.identity.path)
     return Target(
         path=chosen.identity.path,
@@ -111,11 +118,3 @@ def _by_hand(run: Run, chosen: Chosen) -> Target:
         identity=entry.identity if entry else chosen.identity,
         why="chosen by hand",
     )
-
-
-def _require_route(run: Run) -> None:
-    if run.means.route is Route.NONE:
-        raise UsageError(
-            f"run {run.settings.name} has checkpoints, but no known way to resume from them",
-            hint='add --resume-args "--resume {checkpoint}", or start over with --fresh',
-        )

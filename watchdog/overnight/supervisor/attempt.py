@@ -23,6 +23,7 @@ class Attempt:
     """The state of one start of the worker. `condemned` attempts are being ended by us."""
 
     number: int
+    started_at: float
     started_utc: float
     resumed: Target | None
     lr_scale: float
@@ -33,7 +34,6 @@ class Attempt:
     watch: LrWatch | None
     process: WorkerStarted | None = None
     exited: ExitRecord | None = None
-    tree_gone: bool = False
     draining: bool = False
     drained: bool = False
     condemned: bool = False

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from overnight.core.alerting import Alert, Moment, retry_delay_s
-from overnight.core.events import AlertSent, Identity, StepMetric
+from overnight.core.events import AlertSent, Identity, Position, Severity, StepMetric
 from overnight.core.orders import Batch, NewAlert, OutboxRow
 from overnight.core.story import Entry, Incident
 from overnight.errors import StoreError
@@ -41,9 +41,13 @@ class Journal:
         self._effects = effects
         self._outbox: dict[int, OutboxRow] = {row.id: row for row in waiting}
         self._in_flight: set[int] = set()
+        self._told: set[int] = set()
         self._records: list[StepMetric] = []
+        self._written_revision = -1
         self._written: dict[Identity, Entry] = {}
         self._flushed_at = 0.0
+        self._unwritten: dict[int, Incident] = {}
+        self._rewind: Position | None = None
         self._memory_ids = itertools.count(-1, -1)
         self._broken = False
 
@@ -56,7 +60,7 @@ class Journal:
         rows = self._commit(
             Batch(
                 run=self._row(),
-                incidents=[incident],
+                incidents=[*self._unwritten.values(), incident],
                 alerts=alerts,
                 replaces=replaced,
                 checkpoints=self._changed_entries(),
@@ -65,10 +69,14 @@ class Journal:
         for key in replaced:
             del self._outbox[key]
         if rows is None:
+            self._written_revision = -1
             self._written.clear()
             incident = replace(incident, unrecorded=True)
+            self._unwritten[incident.id] = incident
             rows = [self._in_memory(new) for new in alerts]
         self._outbox.update({row.id: row for row in rows})
+        if alert is not None and alert.moment is Moment.OUTCOME:
+            self._told.add(incident.id)
         return incident
 
     def _replaced_by(self, alert: Alert) -> list[int]:
@@ -81,9 +89,24 @@ class Journal:
             and row.id not in self._in_flight
         ]
 
+    def page(self, text: str) -> None:
+        """An alert about ourselves, without an incident."""
+        title = f"[{self._run.settings.name}] needs you"
+        alert = Alert(0, Moment.OUTCOME, Severity.CRITICAL, title, text, delay_s=0.0)
+        rows = self._commit(Batch(alerts=self._addressed(alert)))
+        rows = rows or [self._in_memory(new) for new in self._addressed(alert)]
+        self._outbox.update({row.id: row for row in rows})
+
     def note(self, incidents: Iterable[Incident]) -> None:
         """Incidents that changed without anything to say."""
-        self._commit(Batch(run=self._row(), incidents=list(incidents)))
+        changed = {**self._unwritten, **{incident.id: incident for incident in incidents}}
+        if self._commit(Batch(run=self._row(), incidents=list(changed.values()))) is None:
+            self._unwritten = changed
+
+    def rewind(self, position: Position) -> None:
+        """Forget the records after this one: a rollback has left their future."""
+        self._records = [record for record in self._records if record.position <= position]
+        self._rewind = position
 
     def record(self, record: StepMetric) -> None:
         """Keep a record for the next flush."""
@@ -91,6 +114,9 @@ class Journal:
 
     def _changed_entries(self) -> list[Entry]:
         """Ledger entries that are not on disk as they are now."""
+        if self._run.ledger.revision == self._written_revision:
+            return []
+        self._written_revision = self._run.ledger.revision
         changed = [
             entry
             for entry in self._run.ledger.described()
@@ -112,9 +138,19 @@ class Journal:
         self._flushed_at = at
         records, self._records = self._records, []
         entries = self._changed_entries()
-        rows = self._commit(Batch(run=self._row(), records=records, checkpoints=entries))
+        rows = self._commit(
+            Batch(
+                run=self._row(),
+                incidents=list(self._unwritten.values()),
+                records=records,
+                checkpoints=entries,
+                rewind=self._rewind,
+            )
+        )
+        self._rewind = None if rows is not None else self._rewind
         if rows is None:  # keep them for when the disk answers again
             self._records = [*records, *self._records][-KEPT_RECORDS:]
+            self._written_revision = -1
             self._written.clear()
 
     @property
@@ -145,6 +181,7 @@ class Journal:
         if self._broken:
             self._effects.say("the store can be written again")
         self._broken = False
+        self._unwritten.clear()
         return rows
 
     def _addressed(self, alert: Alert) -> list[NewAlert]:
@@ -196,6 +233,8 @@ class Journal:
         delay = None
         if not answer.permanent:
             delay = retry_delay_s(row.failures + 1, age_s=now - row.created_utc)
+        if row.moment == Moment.OPENED and row.incident in self._told:
+            delay = None  # its outcome has been told: the beginning is no news any more
         due = None if delay is None else now + delay * (1 + 0.1 * self._effects.jitter())
         log.warning("alert %d not delivered: %s", row.id, answer.error)
         if due is None:

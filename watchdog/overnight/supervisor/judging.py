@@ -68,7 +68,7 @@ class Judge:
         decision = run.policy.decide(verdict, situation, death)
         if verdict.fault is Fault.LR_NOT_REDUCED:
             return replace(decision, needs_you=True)
-        if run.settings.observe and decision.action in ACTING and death is None:
+        if run.settings.observe and decision.action in ACTING:
             would = f"only observing; would {decision.action}: {decision.reason}"
             return Decision(Action.NOTIFY, would, lr_scale=run.lr_scale, needs_you=True)
         return decision
@@ -80,7 +80,8 @@ class Judge:
             incident = replace(
                 incident, lr_scale_before=self._run.lr_scale, lr_scale_after=decision.lr_scale
             )
-        provisional = acts and decision.action is Action.HALT and self._run.ledger.unchecked()
+        # A halt is told once, by its outcome, as soon as the checkpoint is safe.
+        provisional = acts and decision.action is Action.HALT
         shown = replace(incident, needs_you=False) if provisional else incident
         alert = None
         if change is not Change.JOINED:

@@ -20,6 +20,9 @@ from overnight.supervisor.journal import Journal
 from overnight.supervisor.ports import Effects
 from overnight.supervisor.run import Run
 
+RETRY_S = 300.0
+"""A vault copy that could not be made (no room) is tried again this much later."""
+
 log = logging.getLogger("overnight")
 
 
@@ -33,6 +36,9 @@ class Keeper:
         self._to_verify: deque[Identity] = deque()
         self._verifying: set[Identity] = set()
         self._told_cost = False
+        self._kept_revision = -1
+        self._retry_at = 0.0
+        self._refused: dict[Identity, float] = {}
         self.securing: set[Identity] = set()
 
     @property
@@ -45,8 +51,9 @@ class Keeper:
     def seen(self, seen: CheckpointSeen) -> None:
         """A checkpoint is complete: place it in the history and have it verified."""
         run = self._run
-        last = run.record_at(seen.saved_utc)
-        run.ledger.seen(seen, last=last, stride=run.stride)
+        last = run.record_at(seen.at)
+        abandoned = run.is_abandoned(seen, last)
+        run.ledger.seen(seen, last=last, stride=run.stride, abandoned=abandoned)
         self.verify(seen.identity)
 
     def gone(self, gone: CheckpointGone) -> None:
@@ -70,6 +77,7 @@ class Keeper:
         self._run.ledger.secured(secured)
         if secured.vault_path is None:
             log.warning("%s: %s", secured.identity.path, secured.reason)
+            self._refused[secured.identity] = self._effects.clock() + RETRY_S
         elif "copy" in secured.method and not self._told_cost:
             self._told_cost = True
             size = secured.identity.size_bytes / 2**20
@@ -83,23 +91,27 @@ class Keeper:
         self._next()
 
     def verify_first(self, entries: Iterable[Entry]) -> None:
-        """Verify these before everything else, all at once: nothing trains now."""
-        for entry in entries:
-            if entry.identity in self._to_verify:
-                self._to_verify.remove(entry.identity)
-            if entry.identity not in self._verifying:
-                self._verifying.add(entry.identity)
-                self._effects.checkpoints.verify(entry.identity)
+        """Verify these before everything else, two at once: nothing trains now."""
+        first = [e.identity for e in entries if e.identity not in self._verifying]
+        rest = [identity for identity in self._to_verify if identity not in first]
+        self._to_verify = deque([*first, *rest])
+        self._next(at_once=2)
 
-    def _next(self) -> None:
-        while self._to_verify and not self._verifying:
+    def _next(self, *, at_once: int = 1) -> None:
+        while self._to_verify and len(self._verifying) < at_once:
             identity = self._to_verify.popleft()
             self._verifying.add(identity)
             self._effects.checkpoints.verify(identity)
 
     def keep_safe(self) -> None:
         """Copy into the vault what belongs there, release what no longer does."""
-        for entry in self._run.ledger.to_secure():
+        ledger, at = self._run.ledger, self._effects.clock()
+        if ledger.revision == self._kept_revision and at < self._retry_at:
+            return
+        self._kept_revision, self._retry_at = ledger.revision, at + RETRY_S
+        for entry in ledger.to_secure():
+            if at < self._refused.get(entry.identity, at):
+                continue
             if entry.identity not in self.securing:
                 self.securing.add(entry.identity)
                 self._effects.checkpoints.secure(

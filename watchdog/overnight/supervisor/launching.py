@@ -8,9 +8,11 @@ from overnight.core.buffering import BlockBuffering
 from overnight.core.detect.panel import Panel
 from overnight.core.detect.stall import StallDetector
 from overnight.core.events import Target
+from overnight.core.health import BEFORE_ALL
 from overnight.core.orders import Launch
 from overnight.core.records import RecordStream
 from overnight.core.resume import LrWatch, Route, Values, fill, resumed_command
+from overnight.errors import WorkerError
 from overnight.supervisor.attempt import Attempt
 from overnight.supervisor.journal import Journal
 from overnight.supervisor.ports import Effects
@@ -38,6 +40,8 @@ class Launcher:
         resumes = target is not None and run.means.route is not Route.NONE
         run.ledger.resumed_from(target.identity if target else None)
         run.forget_future(target)
+        last = run.last
+        self._journal.rewind(last.position if last else BEFORE_ALL)
         run.attempts += 1
         run.lr_scale = lr_scale
         run.scales[run.attempts] = lr_scale
@@ -63,8 +67,13 @@ class Launcher:
             workdir=settings.workdir,
             env=self._env(values, directory, resumes=resumes),
         )
-        self._effects.worker.start(launch)
-        self._effects.tails.open(run.attempts, directory)
+        try:
+            self._effects.worker.start(launch)
+            self._effects.tails.open(run.attempts, directory)
+        except (WorkerError, OSError) as error:  # OSError: no descriptors left to read it
+            self._effects.worker.kill()
+            run.attempt = None
+            raise WorkerError(f"cannot start the worker: {error}") from error
 
     def _write_control(self, lr_scale: float, skip: tuple[int, int] | None) -> None:
         """The file that a cooperating worker reads again at each step."""
@@ -80,6 +89,7 @@ class Launcher:
         at = self._effects.clock()
         return Attempt(
             number=run.attempts,
+            started_at=at,
             started_utc=self._effects.wall(),
             resumed=target,
             lr_scale=lr_scale,

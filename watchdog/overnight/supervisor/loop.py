@@ -15,37 +15,38 @@ from typing import Any
 
 from overnight.core.detect.gpu_hot import GpuHotDetector
 from overnight.core.events import (
+    Action,
     AlertSent,
     CheckpointChecked,
     CheckpointGone,
     CheckpointSecured,
     CheckpointSeen,
+    Decision,
     Drained,
-    Family,
     GpuSample,
     GpuUnavailable,
     Housekeeping,
-    Level,
     LogChunk,
     LrProof,
     Request,
-    StepMetric,
     StopRequested,
-    Target,
     TreeGone,
     TreeStuck,
     WorkerExited,
     WorkerStarted,
 )
 from overnight.core.exits import describe, diagnose
-from overnight.core.formats import WorkerEvent
 from overnight.core.lifecycle import Event, State
+from overnight.errors import UsageError, WorkerError
 from overnight.supervisor.attempt import Attempt
+from overnight.supervisor.ending import finish
 from overnight.supervisor.inbox import Inbox
 from overnight.supervisor.journal import Journal
 from overnight.supervisor.judging import Judge, death_verdict
 from overnight.supervisor.keeping import Keeper
+from overnight.supervisor.opening import Opening, Start
 from overnight.supervisor.ports import Effects
+from overnight.supervisor.reading import Reader
 from overnight.supervisor.recovery import Recoverer
 from overnight.supervisor.requests import answer
 from overnight.supervisor.run import Run, Stop
@@ -54,8 +55,8 @@ TICK_S = 1.0
 ORPHANS_S = 5.0
 """Background processes of a worker that ended well get this long; then they are left alone."""
 
-FLUSH_S = 10.0
-"""How long the end of the run waits for receivers and verifiers; the rest waits on disk."""
+LOST_S = 5.0
+"""A worker that has ended is judged in one turn of the loop; this much later something broke."""
 
 log = logging.getLogger("overnight")
 
@@ -71,13 +72,24 @@ class Supervisor:
         self._keeper = Keeper(run, effects, journal)
         self._recoverer = Recoverer(run, effects, journal, self._keeper)
         self._judge = Judge(run, effects, journal, self._recoverer)
+        reader = Reader(
+            run,
+            effects,
+            journal,
+            keeper=self._keeper,
+            recoverer=self._recoverer,
+            judge=self._judge,
+        )
         self._gpu_hot = GpuHotDetector(run.settings.gpu)
+        self._gpu_attempt = 0
+        self._stuck = False
+        self._lost_since: float | None = None
         self._ticked_at = 0.0
         self._bugs = 0
         self._kill_at: float | None = None
         self._drain_at: float | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
-            LogChunk: self._on_chunk,
+            LogChunk: reader.chunk,
             WorkerStarted: self._on_started,
             WorkerExited: self._on_exited,
             TreeGone: self._on_tree_gone,
@@ -97,16 +109,42 @@ class Supervisor:
 
     # --- from start to end -----------------------------------------------------------------------
 
-    def supervise(self, target: Target | None) -> int:
+    def supervise(self, start: Start) -> int:
         """Run the worker until the run has ended. Returns the exit status."""
         run = self._run
         self._effects.checkpoints.start([e.identity for e in run.ledger.entries() if not e.gone])
         self._effects.gpu.start()
-        self._recoverer.launcher.launch(target, lr_scale=run.lr_scale)
+        opening = Opening(run, self._effects, self._keeper, start)
+        while not run.life.ended and not opening.ready(self._effects.clock()):
+            self._turn()
+        if not run.life.ended:
+            self._first_attempt(opening.decision())
         while not run.life.ended:
             self._turn()
-        self._finish()
+        finish(run, self._effects, self._journal, self._keeper, self._inbox, self._handlers)
         return run.exit_status
+
+    def _first_attempt(self, decision: Decision) -> None:
+        run = self._run
+        if decision.action is Action.HALT:
+            run.exit_status = UsageError.exit_code
+            self._halt(decision.reason, decision.advice)
+            return
+        if decision.target is not None:
+            where = f"continuing from {decision.target.path}"
+            self._effects.say(f"{where} with the learning rate x{run.lr_scale:g}")
+        try:
+            self._recoverer.launcher.launch(decision.target, lr_scale=run.lr_scale)
+        except WorkerError as error:
+            self._halt(str(error))
+
+    def _halt(self, reason: str, advice: tuple[str, ...] = ()) -> None:
+        """End the run here and now, without an incident to tell."""
+        self._run.ending = reason
+        self._run.life.apply(Event.HALT)
+        self._effects.say(f"HALTED: {reason}")
+        for line in advice:
+            self._effects.say(f"  {line}")
 
     def _turn(self) -> None:
         """One observation, then whatever time has made due."""
@@ -149,97 +187,18 @@ class Supervisor:
             self._drain()
         if attempt is not None and not attempt.condemned and attempt.exited is None:
             self._check_stall(attempt, at)
+        self._check_lost(attempt, at)
 
-    def _finish(self) -> None:
-        """Close the books, then give the receivers a moment."""
-        run, at = self._run, self._effects.clock()
-        if run.life.state is State.COMPLETED:
-            run.exit_status, ending = 0, "the run completed"
-        else:
-            ending = run.ending or "the run ended"
-        closed = run.book.close_all(now_utc=self._effects.wall(), outcome=ending)
-        self._journal.note(closed)
-        self._journal.due_now()
-        self._journal.deliver()
-        self._last_answers(until=at + FLUSH_S)
-        self._journal.flush(self._effects.clock(), force=True)
-        self._effects.checkpoints.close()
-        self._effects.gpu.close()
-        if self._journal.waiting:
-            self._effects.say(f"{self._journal.waiting} alerts wait for the next start")
-
-    def _last_answers(self, *, until: float) -> None:
-        """Let receivers answer, and the last checkpoint be verified."""
-        checkpoints = (CheckpointSeen, CheckpointGone, CheckpointChecked, CheckpointSecured)
-        while self._journal.untried() or self._keeper.busy:
-            observation = self._inbox.get(until - self._effects.clock())
-            if observation is None:
-                return
-            if isinstance(observation, (AlertSent, *checkpoints)):
-                self._handlers[type(observation)](observation)
-                self._journal.deliver()
-
-    # --- what the worker prints ------------------------------------------------------------------
-
-    def _on_chunk(self, chunk: LogChunk) -> None:
-        attempt = self._run.attempt
-        if attempt is None or chunk.attempt != attempt.number:
-            return
-        if chunk.source == "log":
-            attempt.tail.extend(chunk.lines)
-            advice = attempt.buffering.observe(at=chunk.at, read_bytes=chunk.read_bytes)
-            if advice is not None:
-                self._effects.say(f"warning: {advice}")
-        if chunk.skipped_bytes:
-            self._run.ledger.records_lost()
-            self._effects.say(
-                f"warning: {chunk.skipped_bytes:,} bytes of log skipped, too far behind"
-            )
-        for found in attempt.stream.read(chunk, time_utc=self._effects.wall()):
-            if isinstance(found, WorkerEvent):
-                self._on_worker_event(found, attempt, chunk.at)
-            elif not attempt.condemned:
-                self._on_record(found, attempt)
-        if attempt.stream.total_steps is not None:
-            self._run.total_steps = attempt.stream.total_steps
-        while attempt.stream.notes:
-            self._effects.say(attempt.stream.notes.pop(0))
-
-    def _on_worker_event(self, event: WorkerEvent, attempt: Attempt, at: float) -> None:
-        fields = event.fields
-        if event.name == "hello":
-            before = self._run.means
-            self._run.hello = dict(fields)
-            if self._run.means != before:
-                self._effects.say(f"resume: {self._run.means.sentence}")
-        elif event.name == "phase":
-            attempt.stall.phase(str(fields.get("name", "")), at=at)
-        elif event.name == "checkpoint" and isinstance(fields.get("path"), str):
-            step = fields.get("step")
-            known_step = step if isinstance(step, int) else None
-            self._effects.checkpoints.announce(fields["path"], known_step)
-            self._recoverer.checkpoint_saved()
-
-    def _on_record(self, record: StepMetric, attempt: Attempt) -> None:
-        run = self._run
-        judgement = attempt.observe(record)
-        run.records.append(record)
-        run.record_count += 1
-        run.reached(record.step)
-        self._journal.record(record)
-        if run.life.state is State.STARTING:
-            run.life.apply(Event.FIRST_RECORD)
-        suspect = judgement.level >= Level.SUSPECT
-        run.ledger.record(record, suspect=suspect, suspect_since=judgement.suspect_since)
-        if suspect:
-            run.book.still_bad(Family.NUMERIC, record_count=run.record_count)
-        else:
-            self._recoverer.record(record)
-            self._judge.check_lr_proof(attempt, record)
-        if judgement.verdict is not None:
-            self._judge.judge(judgement.verdict)
-        self._keeper.keep_safe()
-        self._judge.close_calm()
+    def _check_lost(self, attempt: Attempt | None, at: float) -> None:
+        """A dead worker that nobody recovers can only be a bug of ours: say so and end."""
+        lost = attempt is not None and attempt.over and self._recoverer.current is None
+        if not lost or self._run.life.ended:
+            self._lost_since = None
+        elif self._lost_since is None:
+            self._lost_since = at
+        elif at - self._lost_since > LOST_S:
+            self._journal.page("the worker has ended and Overnight lost track of it (a bug)")
+            self._halt("the worker has ended, and a bug in Overnight kept it from acting")
 
     def _check_stall(self, attempt: Attempt, at: float) -> None:
         wants = attempt.stall.wants_witness(at)
@@ -286,11 +245,8 @@ class Supervisor:
             self._effects.tails.finish()
 
     def _on_tree_stuck(self, stuck: TreeStuck) -> None:
-        pids = ", ".join(map(str, stuck.pids))
-        self._effects.say(
-            f"warning: processes {pids} do not die of SIGKILL: stuck in a driver or a filesystem;"
-            " a reboot may be needed"
-        )
+        self._stuck = True
+        self._recoverer.stuck(stuck.pids)
 
     def _on_drained(self, drained: Drained) -> None:
         attempt = self._current(drained.attempt)
@@ -322,7 +278,7 @@ class Supervisor:
 
     def _on_checkpoint_seen(self, seen: CheckpointSeen) -> None:
         self._keeper.seen(seen)
-        self._recoverer.checkpoint_saved()
+        self._recoverer.checkpoint_saved(seen.at)
 
     def _on_checkpoint_checked(self, checked: CheckpointChecked) -> None:
         self._keeper.checked(checked)
@@ -332,8 +288,13 @@ class Supervisor:
         self._run.gpus[sample.uuid] = sample
         self._recoverer.gpu(sample)
         attempt = self._run.attempt
+        if attempt is None or attempt.condemned:
+            return
+        if attempt.number != self._gpu_attempt:  # what an earlier attempt was told counts no more
+            self._gpu_attempt = attempt.number
+            self._gpu_hot.reset()
         verdict = self._gpu_hot.observe(sample)
-        if verdict is not None and attempt is not None and not attempt.condemned:
+        if verdict is not None:
             self._judge.judge(verdict)
 
     def _on_gpu_unavailable(self, unavailable: GpuUnavailable) -> None:
@@ -347,6 +308,8 @@ class Supervisor:
         if self._run.stop is not None:
             self._effects.say("killing the worker at once")
             self._effects.worker.kill()
+            if self._stuck:  # nothing kills it: do not keep the person waiting
+                self._interrupt(self._run.stop)
             return
         name = signal.Signals(request.signal).name
         self.stop(Stop(128 + request.signal, f"stopped by {name}"), at=request.at)
@@ -355,7 +318,7 @@ class Supervisor:
         """End the run: the worker is asked to save and exit, then killed."""
         run, attempt = self._run, self._run.attempt
         run.stop = stop
-        self._recoverer.abandon(stop.why)
+        self._recoverer.stop(stop.why)
         if attempt is None or attempt.over:
             self._interrupt(stop)
             return
@@ -377,8 +340,9 @@ class Supervisor:
 
     def answer(self, op: str, args: Mapping[str, Any], *, at: float) -> dict[str, Any]:
         """A command from the control socket."""
-        if op == "stop":
+        if op == "stop" and self._run.stop is None:
             self.stop(Stop(0, "stopped by overnight stop"), at=at)
+        if op == "stop":
             return {"ok": True}
         return answer(op, args, run=self._run, journal=self._journal)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from overnight.core import alerting
 from overnight.core.events import LrProof, Target
+from overnight.core.incidents import decided
 from overnight.core.lifecycle import Event
 from overnight.core.story import Incident
 from overnight.supervisor.journal import Journal
@@ -38,9 +39,10 @@ class Outcomes:
         incident = replace(self.incident(recovery), lr_proof=proof)
         target = recovery.decision.target
         step = target.step if target else None
+        silent = self._run.attempt is not None and self._run.attempt.records == 0
         incident = replace(
             incident,
-            outcome=alerting.healed_text(incident, resumed_step=step),
+            outcome=alerting.healed_text(incident, resumed_step=step, silent=silent),
             cost_steps=self._lost_steps(recovery, target),
             cost_s=self._lost_s(recovery, target),
             last_bad=self._run.record_count,
@@ -75,7 +77,7 @@ class Outcomes:
             entry = run.ledger.find(decision.target.path)
             path = entry.vault_path or entry.path if entry else decision.target.path
         incident = replace(
-            incident,
+            decided(incident, decision),
             outcome=f"halted: {decision.reason}",
             checkpoint_path=path or incident.checkpoint_path,
             needs_you=True,
@@ -89,7 +91,19 @@ class Outcomes:
         for line in decision.advice:
             self._effects.say(f"  {line}")
 
+    def needs_somebody(self, recovery: Recovery, why: str) -> None:
+        """The recovery cannot go on by itself; it does go on if the obstacle disappears."""
+        incident = replace(self.incident(recovery), needs_you=True, advice=(why,))
+        alert = alerting.opened(self._run.settings.name, incident)
+        self._run.book.put(self._journal.incident(incident, alert))
+
     def abandoned(self, recovery: Recovery, why: str) -> None:
-        """A person stopped the run, or the fault came back before the proof."""
+        """The fault came back before the proof: its own alert tells the rest."""
         incident = replace(self.incident(recovery), outcome=why)
         self._journal.note([self._run.book.put(incident)])
+
+    def stopped(self, recovery: Recovery, why: str) -> None:
+        """A person stopped the run meanwhile: the last word is theirs."""
+        incident = replace(self.incident(recovery), outcome=why, needs_you=False)
+        alert = alerting.outcome(self._run.settings.name, incident, ending="stopped")
+        self._run.book.put(self._journal.incident(incident, alert))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from overnight.core.events import Identity
+from overnight.core.events import CheckpointSeen, Identity
 from overnight.core.orders import Batch, Launch, OutboxRow
 
 
@@ -32,6 +32,7 @@ class Checkpoints(Protocol):
     """Discovery, verification and vault; CheckpointSeen, -Gone, -Checked, -Secured come back."""
 
     def start(self, known: Sequence[Identity]) -> None: ...  # noqa: D102
+    def existing(self) -> list[CheckpointSeen]: ...  # noqa: D102
     def announce(self, path: str, step: int | None) -> None: ...  # noqa: D102
     def verify(self, identity: Identity) -> None: ...  # noqa: D102
     def secure(self, identity: Identity, *, in_place: bool, has_step: bool) -> None: ...  # noqa: D102

@@ -32,7 +32,7 @@ from overnight.core.events import (
 from overnight.core.exits import Death
 from overnight.core.incidents import decided
 from overnight.core.lifecycle import Event
-from overnight.core.policy import PastRecovery
+from overnight.core.situation import PastRecovery
 from overnight.core.story import Incident
 from overnight.errors import WorkerError
 from overnight.supervisor.journal import Journal
@@ -89,6 +89,7 @@ class Recoverer:
         assert attempt is not None
         attempt.condemned = True
         if attempt.exited is not None:
+            self._effects.worker.kill()  # what it has left behind
             return
         run.life.apply(Event.STOP)
         wants_save = decision.graceful and bool(run.hello and run.hello.get("checkpoint_signal"))
@@ -113,11 +114,24 @@ class Recoverer:
         self._effects.worker.signal(signal.SIGTERM)
         self._passed("terminated")
 
-    def checkpoint_saved(self) -> None:
-        """The worker has written a checkpoint; one that was asked for may now be stopped."""
+    def checkpoint_saved(self, at: float) -> None:
+        """A checkpoint became complete at `at`; a worker that was asked for one may now stop."""
         recovery = self.current
-        if recovery and recovery.phase is Phase.STOPPING and recovery.saving_until is not None:
+        if recovery is None or recovery.phase is not Phase.STOPPING:
+            return
+        if recovery.saving_until is not None and at >= recovery.saving_until - SAVE_S:
             self._terminate(recovery, self._effects.clock())
+
+    def stuck(self, pids: tuple[int, ...]) -> None:
+        """The tree does not die of SIGKILL: only a person can help now."""
+        listed = ", ".join(map(str, pids))
+        why = (
+            f"processes {listed} do not die of SIGKILL: stuck in a driver or a filesystem;"
+            " a reboot may be needed"
+        )
+        self._effects.say(f"warning: {why}")
+        if self.current is not None:
+            self._outcomes.needs_somebody(self.current, why)
 
     # --- onwards ---------------------------------------------------------------------------------
 
@@ -198,7 +212,7 @@ class Recoverer:
         recovery.phase = Phase.WAITING
         recovery.due = at + decision.delay_s * (1 + 0.1 * self._effects.jitter())
         recovery.memory_deadline = at + GPU_MEMORY_S
-        if decision.action is Action.COOL:
+        if decision.action is Action.COOL and self._run.gpus:
             recovery.cooling = Cooling(self._run.settings.gpu, at)
             recovery.deadline = at + COOL_S
             self._run.life.apply(Event.COOL)
@@ -236,6 +250,9 @@ class Recoverer:
         recovery.decision = replace(
             recovery.decision, action=Action.HALT, reason=reason, needs_you=True
         )
+        if recovery.decision.target is not None:
+            self._run.ledger.pin(recovery.decision.target.identity)
+        self._keeper.keep_safe()
         recovery.phase, recovery.deadline = Phase.SECURING, at + SECURE_S
 
     def _start(self, recovery: Recovery) -> None:
@@ -250,7 +267,7 @@ class Recoverer:
         self._passed("checkpoint ready")
         run.reached(run.last.step if run.last else 0)
         run.past.append(_past(recovery, target))
-        if recovery.death is not None:
+        if recovery.death is not None and run.attempt is not None and run.attempt.records == 0:
             run.signatures.append(recovery.death.signature)
         run.life.apply(Event.START)
         recovery.phase = Phase.STARTING
@@ -261,7 +278,7 @@ class Recoverer:
                 target, lr_scale=decision.lr_scale, skip=decision.skip, watch=watch
             )
         except WorkerError as error:
-            self._give_up(recovery, self._effects.clock(), f"{error}")
+            self._give_up(recovery, self._effects.clock(), str(error))
 
     def _still_there(self, target: Target) -> bool:
         """Whether the path still means the bytes that were verified (or their vault copy)."""
@@ -299,9 +316,14 @@ class Recoverer:
         self._end(lambda recovery: self._outcomes.healed(recovery, proof))
 
     def abandon(self, why: str) -> None:
-        """Stop recovering, if a recovery is under way."""
+        """The fault came back: the recovery under way, if any, has not worked."""
         if self.current is not None:
             self._end(lambda recovery: self._outcomes.abandoned(recovery, why))
+
+    def stop(self, why: str) -> None:
+        """A person ends the run: no more recovering."""
+        if self.current is not None:
+            self._end(lambda recovery: self._outcomes.stopped(recovery, why))
 
     def _end(self, ending: Callable[[Recovery], None]) -> None:
         recovery, self.current = self.current, None

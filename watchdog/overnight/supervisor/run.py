@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from overnight.core.detect.panel import PanelConfig
 from overnight.core.detect.stall import StallConfig
 from overnight.core.events import (
     NUMERIC_FAULTS,
+    CheckpointSeen,
     GpuSample,
     Health,
     StepMetric,
@@ -20,11 +21,12 @@ from overnight.core.events import (
     Verdict,
 )
 from overnight.core.exits import Death
-from overnight.core.health import Ledger
+from overnight.core.health import Ledger, is_past
 from overnight.core.incidents import Book
 from overnight.core.lifecycle import Lifecycle
-from overnight.core.policy import PastRecovery, Policy, Situation
+from overnight.core.policy import Policy
 from overnight.core.resume import LrWatch, Means, ResumeConfig, expected_hello, means_of
+from overnight.core.situation import PastRecovery, Situation
 from overnight.core.status import Now, snapshot
 from overnight.supervisor.attempt import Attempt
 
@@ -74,11 +76,11 @@ class Run:
     scales: dict[int, float] = field(default_factory=dict)
     records: deque[StepMetric] = field(default_factory=lambda: deque(maxlen=KEPT_RECORDS))
     record_count: int = 0
+    first_step: int | None = None
     past: list[PastRecovery] = field(default_factory=list)
     signatures: list[str] = field(default_factory=list)
     hello: Mapping[str, Any] | None = None
     total_steps: int | None = None
-    eval_loss: float | None = None
     gpus: dict[str, GpuSample] = field(default_factory=dict)
     stop: Stop | None = None
     exit_status: int = 1
@@ -102,12 +104,27 @@ class Run:
             return 1
         return max(1, abs(self.records[-1].step - self.records[-2].step))
 
-    def record_at(self, time_utc: float) -> StepMetric | None:
-        """The last record that had arrived at this moment."""
-        for record in reversed(self.records):
-            if record.time_utc is None or record.time_utc <= time_utc:
-                return record
-        return None
+    def record_at(self, at: float) -> StepMetric | None:
+        """The last record that had arrived at this moment (monotonic: a clock may be set)."""
+        return next((record for record in reversed(self.records) if record.at <= at), None)
+
+    def is_abandoned(self, seen: CheckpointSeen, last: StepMetric | None) -> bool:
+        """Whether a checkpoint is of a future that a rollback has left, or of another run.
+
+        One that was saved before this attempt began is on our line of history only if it is older
+        than what the attempt resumed from. `last` is the record before it.
+        """
+        attempt = self.attempt
+        if attempt is not None and seen.at >= attempt.started_at:
+            return False
+        late = attempt is not None and attempt.number > 1
+        if last is None:
+            known = self.first_step
+            return late or (known is not None and not is_past(seen.step, known))
+        if not late or attempt is None:
+            return False
+        resumed = attempt.resumed
+        return resumed is None or resumed.position is None or last.position >= resumed.position
 
     def lineage(self, target: Target | None) -> list[StepMetric]:
         """The records on the way to a checkpoint: what a resumed worker has behind it."""
@@ -146,7 +163,7 @@ class Run:
             now_utc=now_utc,
             means=self.means,
             targets=tuple(targets),
-            checkpoints_exist=bool(self.ledger.entries()),
+            checkpoints_exist=self.ledger.has_own(),
             any_record=bool(attempt and attempt.records),
             lr_scale=self.lr_scale,
             incident=incident,
@@ -173,6 +190,7 @@ class Run:
             "scales": self.scales,
             "started_utc": self.started_utc,
             "record_count": self.record_count,
+            "first_step": self.first_step,
             "worker": attempt.identity if attempt and attempt.exited is None else None,
             "hello": dict(self.hello) if self.hello else None,
             "total_steps": self.total_steps,
@@ -212,8 +230,3 @@ def snapshot_of(run: Run, *, now_utc: float, alerts_waiting: int) -> dict[str, A
 
 def _plain(past: PastRecovery) -> dict[str, Any]:
     return {name: getattr(past, name) for name in PastRecovery.__dataclass_fields__}
-
-
-def past_from(rows: Sequence[Mapping[str, Any]]) -> list[PastRecovery]:
-    """The inverse of what `row` wrote."""
-    return [PastRecovery(**row) for row in rows]

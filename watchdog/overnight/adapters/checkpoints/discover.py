@@ -122,6 +122,7 @@ class CheckpointWatcher:
         self._poll_s = poll_s
         self._known: dict[str, Identity] = {}
         self._pending: dict[str, Identity] = {}
+        self._announced: dict[str, int] = {}
         self._inodes: dict[str, int] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -150,6 +151,19 @@ class CheckpointWatcher:
                     self._found(path, identity, saved_utc=saved_utc, step=step)
 
         threading.Thread(target=body, name="announce", daemon=True).start()
+
+    def existing(self) -> list[CheckpointSeen]:
+        """What is complete on disk now and was not known: it was saved while nobody watched."""
+        found = []
+        with contextlib.suppress(OSError), self._lock:
+            for path in list(self._candidates()):
+                identity = identity_of(path)
+                if identity is None or identity == self._known.get(str(path)):
+                    continue
+                if identity.mtime_ns >= self._since_ns and _is_settled(path, identity):
+                    saved_utc = identity.mtime_ns / 1e9
+                    found.append(self._noted(path, identity, saved_utc=saved_utc, step=None))
+        return sorted(found, key=lambda seen: seen.at)
 
     # --- the thread ------------------------------------------------------------------------------
 
@@ -290,21 +304,30 @@ class CheckpointWatcher:
             return False
 
     def _found(self, path: Path, identity: Identity, *, saved_utc: float, step: int | None) -> None:
-        if self._known.get(str(path)) == identity or identity.mtime_ns < self._since_ns:
-            return
-        self._lost(str(path))
+        known = self._known.get(str(path)) == identity
+        told = known and step in (None, self._announced.get(str(path)))
+        if identity.mtime_ns < self._since_ns or told:
+            return  # only an announcement adds something: the step
+        if step is not None:
+            self._announced[str(path)] = step
+        if not known:
+            self._lost(str(path))
+        self._report(self._noted(path, identity, saved_utc=saved_utc, step=step))
+
+    def _noted(
+        self, path: Path, identity: Identity, *, saved_utc: float, step: int | None
+    ) -> CheckpointSeen:
+        """Known from now on; `at` is the moment it was saved, on the monotonic clock."""
         in_place = self._inodes.get(str(path)) == identity.inode
         self._known[str(path)], self._inodes[str(path)] = identity, identity.inode
         self._pending.pop(str(path), None)
-        self._report(
-            CheckpointSeen(
-                at=self._clock(),
-                identity=identity,
-                format="directory" if path.is_dir() else path.suffix.lstrip(".") or "file",
-                step=step if step is not None else step_of(path),
-                saved_utc=saved_utc,
-                in_place=in_place,
-            )
+        return CheckpointSeen(
+            at=self._clock() - max(0.0, time.time() - saved_utc),
+            identity=identity,
+            format="directory" if path.is_dir() else path.suffix.lstrip(".") or "file",
+            step=step if step is not None else step_of(path),
+            saved_utc=saved_utc,
+            in_place=in_place,
         )
 
     def _lost(self, path: str) -> None:

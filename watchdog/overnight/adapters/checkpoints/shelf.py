@@ -52,6 +52,10 @@ class Shelf:
         """Begin to watch; what is known is not reported again."""
         self._watcher.start(known)
 
+    def existing(self) -> list[CheckpointSeen]:
+        """What is complete on disk now and not known yet; before `start`, or beside it."""
+        return self._watcher.existing()
+
     def announce(self, path: str, step: int | None) -> None:
         """The worker says that a checkpoint is complete."""
         self._watcher.announce(self._workdir / path, step=step)

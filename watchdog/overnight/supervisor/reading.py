@@ -1,0 +1,100 @@
+"""From what a worker prints to judged records: every line of an attempt passes here once."""
+
+from __future__ import annotations
+
+from overnight.core.events import Family, Level, LogChunk, StepMetric
+from overnight.core.formats import WorkerEvent
+from overnight.core.lifecycle import Event, State
+from overnight.supervisor.attempt import Attempt
+from overnight.supervisor.journal import Journal
+from overnight.supervisor.judging import Judge
+from overnight.supervisor.keeping import Keeper
+from overnight.supervisor.ports import Effects
+from overnight.supervisor.recovery import Recoverer
+from overnight.supervisor.run import Run
+
+
+class Reader:
+    """Feeds records to the detectors, the ledger and the recovery, and verdicts to the judge."""
+
+    def __init__(
+        self,
+        run: Run,
+        effects: Effects,
+        journal: Journal,
+        *,
+        keeper: Keeper,
+        recoverer: Recoverer,
+        judge: Judge,
+    ) -> None:
+        self._run = run
+        self._effects = effects
+        self._journal = journal
+        self._keeper = keeper
+        self._recoverer = recoverer
+        self._judge = judge
+
+    def chunk(self, chunk: LogChunk) -> None:
+        """Lines of the current attempt; what a dead one still had to say is not judged."""
+        attempt = self._run.attempt
+        if attempt is None or chunk.attempt != attempt.number:
+            return
+        if chunk.source == "log":
+            attempt.tail.extend(chunk.lines)
+            advice = attempt.buffering.observe(at=chunk.at, read_bytes=chunk.read_bytes)
+            if advice is not None:
+                self._effects.say(f"warning: {advice}")
+        if chunk.skipped_bytes:
+            self._run.ledger.records_lost()
+            self._effects.say(
+                f"warning: {chunk.skipped_bytes:,} bytes of log skipped, too far behind"
+            )
+        for found in attempt.stream.read(chunk, time_utc=self._effects.wall()):
+            if isinstance(found, WorkerEvent):
+                self._event(found, attempt, chunk.at)
+            elif not attempt.condemned:
+                self._record(found, attempt)
+        if attempt.stream.total_steps is not None:
+            self._run.total_steps = attempt.stream.total_steps
+        while attempt.stream.notes:
+            self._effects.say(attempt.stream.notes.pop(0))
+
+    def _event(self, event: WorkerEvent, attempt: Attempt, at: float) -> None:
+        fields = event.fields
+        if event.name == "hello":
+            before = self._run.means
+            self._run.hello = dict(fields)
+            if self._run.means != before:
+                self._effects.say(f"resume: {self._run.means.sentence}")
+        elif event.name == "phase":
+            attempt.stall.phase(str(fields.get("name", "")), at=at)
+        elif event.name == "checkpoint" and isinstance(fields.get("path"), str):
+            step = fields.get("step")
+            known_step = step if isinstance(step, int) else None
+            self._effects.checkpoints.announce(fields["path"], known_step)
+            self._recoverer.checkpoint_saved(at)
+
+    def _record(self, record: StepMetric, attempt: Attempt) -> None:
+        run = self._run
+        judgement = attempt.observe(record)
+        run.records.append(record)
+        if run.first_step is None:
+            run.first_step = record.step
+            run.ledger.began(record.step, started_utc=run.started_utc)
+        run.record_count += 1
+        run.reached(record.step)
+        self._journal.record(record)
+        if run.life.state is State.STARTING:
+            run.life.apply(Event.FIRST_RECORD)
+            run.signatures.clear()
+        suspect = judgement.level >= Level.SUSPECT
+        run.ledger.record(record, suspect=suspect, suspect_since=judgement.suspect_since)
+        if suspect:
+            run.book.still_bad(Family.NUMERIC, record_count=run.record_count)
+        else:
+            self._recoverer.record(record)
+            self._judge.check_lr_proof(attempt, record)
+        if judgement.verdict is not None:
+            self._judge.judge(judgement.verdict)
+        self._keeper.keep_safe()
+        self._judge.close_calm()
