@@ -64,6 +64,7 @@ class World:
         self.incidents: dict[int, Any] = {}
         self.disk_full = False
         self.obeys_terminate = True
+        self.dies_of_kill = True
         self.verifier_hangs = False
         self.cpu_s: float | None = 0.0
         self.on_disk: list[CheckpointSeen] = []
@@ -169,9 +170,10 @@ class World:
         return True
 
     def kill(self) -> None:
-        """SIGKILL ends everybody."""
+        """SIGKILL ends everybody who is not stuck in the kernel."""
         self.happened.append("kill")
-        self.dies(signal=9)
+        if self.dies_of_kill:
+            self.dies(signal=9)
 
     def dies(self, *, code: int | None = None, signal: int | None = None) -> None:
         """The worker and its tree are gone; one that is dead does not die again."""

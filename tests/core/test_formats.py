@@ -239,3 +239,23 @@ def test_reading_is_linear_in_the_length(unit: str) -> None:
     start = time.process_time()
     read_line(line)
     assert time.process_time() - start < 0.25
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step 330 loss nan lr 1.000e-02",
+        "step 330 loss NaN lr 1.000e-02",
+        "step 330 loss inf lr 1e-4",
+        "Epoch 1 Step 330 loss nan grad_norm 1.2",
+        "step=330 train_loss_step=nan",
+        "step 330 loss tensor(nan, device='cuda:0', grad_fn=<NllLossBackward0>)",
+    ],
+)
+def test_a_number_that_is_none_is_not_part_of_a_name(text: str) -> None:
+    """`loss nan lr 1e-2` is a loss and a rate, not a rate called `loss nan lr`."""
+    found = read_line(text)
+    assert found is not None
+    assert found.loss is not None
+    assert not math.isfinite(found.loss)
+    assert found.step == 330

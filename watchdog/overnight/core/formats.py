@@ -18,6 +18,7 @@ MAX_LINE_CHARS = 16_384
 """Longer lines are cut before reading: metrics stand at the start, and 1 MiB lines exist."""
 
 _EVAL_WORDS = frozenset({"val", "valid", "validation", "eval", "test", "dev", "heldout"})
+_QUALIFIERS = frozenset({"step", "epoch", "avg", "mean", "batch", "ema"})
 _NAMES = {
     **dict.fromkeys(("step", "steps", "iter", "iters", "iteration", "iterations"), "step"),
     **dict.fromkeys(("it", "update", "updates"), "step"),
@@ -75,8 +76,9 @@ _NUMBER = (
     r"|[nN]a[nN]|NAN|[iI]nf(?:inity)?|INF)"
 )
 _PAIR = re.compile(
-    r"([A-Za-z_][\w/.\-]{0,39}(?:[ \t][A-Za-z_(][\w/.\-)]{0,19}){0,3})"  # "Grad Norm", "train/loss"
-    r"[\"']?(?:[ \t]*[:=][ \t]*|[ \t]+)[\"']?"  # ": ", "=", " ", "': '"
+    r"([A-Za-z_][\w/.\-]{0,39}(?:[ \t](?!(?i:nan|inf|infinity)\b)"  # "Grad Norm", "train/loss"
+    r"[A-Za-z_(][\w/.\-)]{0,19}){0,3})"
+    r"[\"']?(?:[ \t]*[:=][ \t]*|[ \t]+)[\"']?(?:tensor\()?"  # ": ", "=", " ", "': '"
     rf"((?>{_NUMBER}))(?![\w.]*[A-Za-z_(])"  # not "3rd", "nanms"; atomic: linear in digits
     r"|"
     r"([A-Za-z_][\w/.\-]{0,39})[ \t]*[:=][ \t]*"  # the same, with a unit glued to the number
@@ -97,6 +99,8 @@ def _role(name: str) -> str:
 
 
 def _classify(words: list[str]) -> str:
+    if len(words) > 1 and words[-1] in _QUALIFIERS and words[-2].endswith("loss"):
+        words = words[:-1]  # Lightning's train_loss_step
     for length in (3, 2, 1):
         role = _NAMES.get(" ".join(words[-length:]))
         if role is not None:
