@@ -169,6 +169,10 @@ class World:
             self.dies(code=0)
         return True
 
+    def signal_rest(self, number: int) -> None:
+        """Nothing is left."""
+        self.happened.append(f"signal rest {number}")
+
     def kill(self) -> None:
         """SIGKILL ends everybody who is not stuck in the kernel."""
         self.happened.append("kill")
@@ -274,6 +278,10 @@ class Checkpoints:
 
     def unchanged(self, identity: Identity) -> bool:
         """Nobody touches them."""
+        return True
+
+    def vault_holds(self, identity: Identity, vault_path: str) -> bool:
+        """Nor with the vault."""
         return True
 
     def close(self) -> None:

@@ -93,7 +93,7 @@ def test_the_child_is_humble_and_small(tmp_path: Path) -> None:
         "os.system('ionice -p %d' % os.getpid())\n"
     )
     output = subprocess.run(
-        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True
+        [sys.executable, "-u", "-c", script, str(path)], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert json.loads(output[0])["health"] == "verified"
     nice, limit, peak_kib = map(int, output[1].split())

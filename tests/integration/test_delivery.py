@@ -61,3 +61,12 @@ def test_alert_test_reports_each_receiver(box):
 def test_alert_test_without_receivers_is_a_usage_error(box):
     """There is nothing to test."""
     assert box.overnight("alert-test").status == 2
+
+
+def test_a_receiver_that_can_never_work_is_refused_before_the_start(box):
+    """A mistyped scheme would cost a night of alerts: exit 2, nothing started, no token shown."""
+    done = box.run(box.command(), "--notify", "nfty://user:s3cr3tt0ken@host/topic")
+    assert done.status == 2
+    assert "nfty" in done.err
+    assert "s3cr3tt0ken" not in done.err
+    assert box.starts() == []

@@ -96,6 +96,55 @@ def test_second_supervisor_is_refused(box):
     assert len(box.starts()) <= 1
 
 
+def test_a_run_that_ended_while_nobody_watched_is_complete(box):
+    """kill -9 of the watchdog, the worker finishes: a new start overwrites nothing."""
+    gate = box.workdir / "gate"
+    command = box.command("--steps", "60", "--wait-for", str(gate))
+    live = box.start(command, resume=None)
+    live.wait_for("attempt 1 started")
+    box.first_start()
+    live.process.kill()
+    live.process.wait()
+    gate.touch()
+    wait_for_file(box.state / "night" / "attempts" / "0001" / "exit.json")
+    again = box.run(command, resume=None)
+    assert again.status == 2
+    assert "completed while no supervisor watched" in again.err
+    assert len(box.starts()) == 1
+
+
+def test_what_was_saved_while_nobody_watched_is_continued_from(box):
+    """A worker that outlived its watchdog and then died: its newest checkpoint counts."""
+    gate = box.workdir / "gate"
+    command = box.command("--steps", "130", "--fault", "crash@110", "--wait-for", str(gate))
+    live = box.start(command)
+    live.wait_for("attempt 1 started")
+    box.first_start()
+    live.process.kill()
+    live.process.wait()
+    gate.touch()
+    wait_for_file(box.state / "night" / "attempts" / "0001" / "exit.json")
+    again = box.run(command)
+    assert again.status == 0, again.err
+    assert "step_100.safetensors" in " ".join(box.starts()[1]["argv"])
+
+
+def test_vault_copies_stand_in_for_what_was_deleted_meanwhile(box):
+    """Between two starts somebody clears the folder: the vault has the run's healthy ones."""
+    live = box.start(box.command(*LONG))
+    wait_for_file(box.out / "step_300.safetensors")
+    live.process.send_signal(signal.SIGINT)
+    assert live.finish().status == 130
+    for path in box.out.glob("*.safetensors"):
+        path.unlink()
+    again = box.start(box.command(*LONG))
+    line = again.wait_for("continuing from")
+    assert ".overnight-vault" in line
+    wait_until(lambda: len(box.starts()) == 2, box.out)
+    again.process.terminate()
+    assert again.finish().status == 143
+
+
 def test_completed_run_is_not_started_again(box):
     """A finished name needs --fresh, which deletes nothing."""
     command = box.command("--steps", "30")
@@ -110,12 +159,18 @@ def test_completed_run_is_not_started_again(box):
 def test_another_command_under_the_same_name_is_refused(box):
     """The name remembers its command."""
     live = box.start(box.command(*LONG))
-    live.wait_for("attempt 1 started")
+    wait_for_file(box.out / "step_20.safetensors")
     live.process.terminate()
     live.finish()
     refused = box.run(box.command("--steps", "7"))
     assert refused.status == 2
     assert "another command" in refused.err
+
+
+def test_a_mistyped_first_command_does_not_occupy_the_name(box):
+    """A run that never had a record may be started with the right command."""
+    assert box.run(["python3", "no_such_script.py"], resume=None).status == 1
+    assert box.run(box.command("--steps", "30"), resume=None).status == 0
 
 
 def test_missing_program_is_one_clear_error(box):

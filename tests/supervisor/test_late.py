@@ -6,7 +6,9 @@ from fakes import World, checkpoint, dies, do, line, steps, wait
 from overnight.core.events import CheckpointSeen, Health, Identity
 
 BEGIN = [steps(1, 100), checkpoint(100), steps(101, 150), checkpoint(150), steps(151, 259)]
-SPIKE = [line(f"Step {n} | Loss: {2.9 + n % 3 * 0.01:.2f} | LR: 1.000e-03") for n in range(260, 270)]
+SPIKE = [
+    line(f"Step {n} | Loss: {2.9 + n % 3 * 0.01:.2f} | LR: 1.000e-03") for n in range(260, 270)
+]
 NANS = [line(f"Step {n} | Loss: nan | LR: 1.000e-03") for n in (260, 261, 262)]
 
 

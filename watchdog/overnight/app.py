@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import random
+import shlex
 import shutil
 import signal
 import sys
@@ -15,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from overnight.adapters.checkpoints.discover import identity_of, step_of
+from overnight.adapters.checkpoints.patterns import output_roots
 from overnight.adapters.checkpoints.shelf import Shelf
 from overnight.adapters.console import Console
 from overnight.adapters.control import ControlServer
-from overnight.adapters.files import private_directory, write_json
+from overnight.adapters.files import private_directory, read_json, write_json
 from overnight.adapters.gpu import GpuMonitor
 from overnight.adapters.housekeeping import Chores
 from overnight.adapters.lock import RunLock
-from overnight.adapters.notify.dispatch import Dispatcher
+from overnight.adapters.notify.dispatch import Dispatcher, unusable
 from overnight.adapters.notify.receivers import Receiver, load_receivers
 from overnight.adapters.store import Store, StoreReader
 from overnight.adapters.tail import AttemptTails
@@ -72,6 +74,9 @@ def supervise(order: Order) -> int:
     """
     _check_command(order)
     receivers = load_receivers(order.config.notify.receivers)
+    wrong = unusable(receivers)
+    if wrong:
+        raise UsageError("; ".join(wrong), hint="overnight alert-test tries each receiver")
     lock = _locked(order)
     try:
         return _supervise(order, receivers, lock)
@@ -120,7 +125,7 @@ def _archive(order: Order) -> None:
         memory = _memory(order.directory)
         if memory is not None:
             _refuse_living_worker(order.name, memory.run)
-        stamp = time.strftime("%Y%m%d-%H%M%S")
+        stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09d}"
         shelf = private_directory(order.state_parent / ".archive")
         order.directory.rename(shelf / f"{order.name}-{stamp}")
     finally:
@@ -132,17 +137,19 @@ def _supervise(order: Order, receivers: tuple[Receiver, ...], lock: RunLock) -> 
     if memory is not None:
         adoption.refuse_other_run(memory.run, _wish(order))
         _refuse_living_worker(order.name, memory.run)
+        _refuse_unseen_end(order, memory.run)
     settings = _settings(order, receivers)
     config = order.config
+    now_utc = time.time()
     run = adoption.restored(
         settings,
         config.checkpoints,
         config.policies,
         memory,
         now=time.monotonic(),
-        now_utc=time.time(),
+        now_utc=now_utc,
     )
-    start = adoption.opening_of(run, _wish(order), memory)
+    start = adoption.opening_of(run, _wish(order), memory, now=time.monotonic(), now_utc=now_utc)
     if order.detach:
         _detach(order.name)
         lock.renew()
@@ -153,6 +160,8 @@ def _supervise(order: Order, receivers: tuple[Receiver, ...], lock: RunLock) -> 
         console.say("warning: the state lies on a network filesystem; a local one is safer")
     effects = _effects(order, run, receivers, console=console, inbox=inbox, store=store)
     journal = Journal(run, effects, memory.outbox if memory else ())
+    if memory is not None:
+        journal.note(adoption.seen_by_a_person(memory.incidents, now_utc=now_utc))
     supervisor = Supervisor(run, effects, journal, inbox)
     _announce(order, run, receivers, console)
     server, chores = _services(order, inbox, console)
@@ -183,6 +192,19 @@ def _refuse_living_worker(name: str, row: Mapping[str, Any]) -> None:
         raise UsageError(
             f"the worker of an earlier supervisor of {name} still runs (pid {worker['pid']})",
             hint=f"let it finish, or end it with: kill {worker['pid']}",
+        )
+
+
+def _refuse_unseen_end(order: Order, row: Mapping[str, Any]) -> None:
+    """A worker whose supervisor was killed may have completed its run while nobody watched."""
+    worker = row.get("worker")
+    if not worker or order.from_checkpoint is not None:
+        return
+    record = read_json(order.directory / "attempts" / f"{worker['attempt']:04d}" / "exit.json")
+    if record is not None and record.get("code") == 0:
+        raise UsageError(
+            f"run {order.name} has completed while no supervisor watched it",
+            hint="--fresh starts it anew, --from-checkpoint goes on from a checkpoint",
         )
 
 
@@ -246,6 +268,7 @@ def _effects(
             name=order.name,
             patterns=order.config.checkpoints.glob,
             workdir=order.workdir,
+            roots=output_roots(order.command, order.workdir),
             since_utc=run.started_utc,
             report=inbox.put,
         ),
@@ -271,9 +294,10 @@ def _announce(
 ) -> None:
     """Before the start: what is watched, which checkpoints, whether and how it can resume."""
     where = order.directory / "attempts"
-    console.say(f"watching {' '.join(order.command)} as {order.name}, logs under {where}")
+    console.say(f"watching {shlex.join(order.command)} as {order.name}, logs under {where}")
     globs = ", ".join(order.config.checkpoints.glob)
-    found = globs or f"new .pt .pth .ckpt .safetensors files under {order.workdir}"
+    places = ", ".join(map(str, output_roots(order.command, order.workdir)))
+    found = globs or f"new .pt .pth .ckpt .safetensors files under {places}"
     console.say(f"checkpoints: {found}")
     sentence = run.means.sentence
     if run.means.route is Route.NONE:

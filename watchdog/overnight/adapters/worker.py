@@ -57,6 +57,12 @@ class WorkerTree:
         """
         return self._tree is not None and self._tree.signal(number)
 
+    def signal_rest(self, number: int) -> None:
+        """To everything that is left when the main process has gone (a shell around a trainer)."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
     def kill(self) -> None:
         """SIGKILL the whole tree; TreeGone (or TreeStuck) is reported later."""
         if self._tree is not None:

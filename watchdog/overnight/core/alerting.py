@@ -71,8 +71,11 @@ def _title(run: str, incident: Incident, ending: str) -> str:
     return title[: TITLE_CHARS - len(tail)] + tail  # how it ended is the part that matters
 
 
-def opened(run: str, incident: Incident) -> Alert | None:
-    """The message for an incident that has just begun or grown; None where it is not worth one."""
+def opened(run: str, incident: Incident, *, backoff_s: float = 0.0) -> Alert | None:
+    """The message for an incident that has just begun or grown; None where it is not worth one.
+
+    A recovery that first waits `backoff_s` gets that much longer to be told in one message.
+    """
     if incident.severity is Severity.INFO:
         return None
     needs_you = incident.needs_you
@@ -84,7 +87,7 @@ def opened(run: str, incident: Incident) -> Alert | None:
         severity=severity,
         title=_title(run, incident, ending),
         body=_body(run, incident, outcome=None),
-        delay_s=0.0 if needs_you else OPENED_DELAY_S,
+        delay_s=0.0 if needs_you else OPENED_DELAY_S + backoff_s,
     )
 
 

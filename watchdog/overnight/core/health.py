@@ -128,7 +128,7 @@ class Ledger:
         """A vault copy exists now, or none could be made."""
         entry = self._entries.get(answer.identity)
         if entry is not None:
-            self._put(replace(entry, vault_path=answer.vault_path))
+            self._put(replace(entry, vault_path=answer.vault_path, linked="link" in answer.method))
 
     def gone(self, identity: Identity) -> None:
         """The bytes at the path are no longer these."""
@@ -263,6 +263,10 @@ class Ledger:
             why += " (of before this run)" if before else " (left behind by a rollback)"
         return health, why
 
+    def known(self, identity: Identity) -> Entry:
+        """The entry of a checkpoint that has been seen. Raises KeyError for another."""
+        return self._entries[identity]
+
     def has_own(self) -> bool:
         """Whether this run has saved anything that a start from scratch would overwrite."""
         return any(
@@ -314,7 +318,15 @@ class Ledger:
 
     def to_secure(self) -> list[Entry]:
         """Entries that belong into the vault and are not there."""
-        return [e for e in self._protected() if e.vault_path is None and not e.gone]
+        return [
+            e
+            for e in self._protected()
+            if not e.gone and (e.vault_path is None or self.needs_copy(e))
+        ]
+
+    def needs_copy(self, entry: Entry) -> bool:
+        """A hard link does not do for what a halted run will resume from: nobody watches then."""
+        return entry.identity == self._pinned and (entry.linked or entry.vault_path is None)
 
     def to_release(self) -> list[Entry]:
         """Entries whose vault copy is no longer needed."""

@@ -157,10 +157,8 @@ class Policy:
         best = self._target(verdict, now, ())
         reason = f"{verdict.reason}; the script has no known way to resume"
         if best is not None:
-            step = "" if best.step is None else f" (step {best.step}, {best.health})"
-            reason += (
-                f", so its checkpoint is kept safe at {best.path}{step} and nothing is relaunched"
-            )
+            step = "its best checkpoint" if best.step is None else f"that of step {best.step}"
+            reason += f", so {step} ({best.health}) is kept safe and nothing is relaunched"
         else:
             reason += ", and starting it again would overwrite its checkpoints"
         return replace(self._halt(now, reason), target=best, advice=resume_advice(best))
@@ -306,7 +304,15 @@ class Policy:
         return min(budget.backoff_max_s, budget.backoff_s * 2.0**doublings)
 
     def _halt(self, now: Situation, reason: str) -> Decision:
-        return Decision(Action.HALT, reason, lr_scale=now.lr_scale, needs_you=True)
+        advice: tuple[str, ...] = ()
+        if now.means.route is not Route.NONE and now.targets:
+            scale = max(self._config.min_lr_scale, now.lr_scale / 2)
+            flags = f"--from-checkpoint {now.targets[0].path} --lr-scale {scale:g}"
+            advice = (
+                "look at the loss and at the last lines of worker.log; to go on from a checkpoint",
+                f"of your choice, for example: overnight run {flags} -- CMD",
+            )
+        return Decision(Action.HALT, reason, lr_scale=now.lr_scale, needs_you=True, advice=advice)
 
 
 def _oldest_tried(same: Sequence[PastRecovery]) -> int:

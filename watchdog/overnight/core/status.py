@@ -158,7 +158,7 @@ def public(
     }
     data["incidents_24h"] = sum(1 for i in incidents if now_utc - i.opened_utc < DAY_S)
     data["open_incidents"] = sum(1 for i in incidents if i.open)
-    waiting_for_you = any(i.needs_you and i.open and i.acked_utc is None for i in incidents)
+    waiting_for_you = any(i.needs_you and i.acked_utc is None for i in incidents)
     data["needs_you"] = waiting_for_you or data["state"] in ("halted", "lost")
     data["alerts"] = dict(alerts)
     return data

@@ -28,6 +28,7 @@ class Entry:
     `position` is that of the last record that had arrived when it became complete; `order_step`
     the step it is compared by (its own, where that lies within a log stride of the logged one).
     `tainted` means suspect records after it, `unseen` records after it that were never read.
+    `linked`: the vault's copy is a hard link, which is rewritten together with its original.
     `health` and its reason are filled in for readers of the store; the ledger derives them.
     """
 
@@ -49,6 +50,7 @@ class Entry:
     abandoned: bool = False
     gone: bool = False
     vault_path: str | None = None
+    linked: bool = False
     health: Health = Health.CANDIDATE
     health_reason: str = ""
 

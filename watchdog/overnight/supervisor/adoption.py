@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from overnight.core.events import NUMERIC_FAULTS, Health, Identity, Target
+from overnight.core.events import NUMERIC_FAULTS, CheckpointSeen, Identity
 from overnight.core.health import CheckpointsConfig, Ledger
 from overnight.core.incidents import Book
 from overnight.core.lifecycle import State
@@ -14,6 +15,7 @@ from overnight.core.orders import Memory
 from overnight.core.policy import Policy
 from overnight.core.resume import Route
 from overnight.core.situation import PolicyConfig
+from overnight.core.story import Incident
 from overnight.errors import UsageError
 from overnight.supervisor.opening import Start
 from overnight.supervisor.run import Run, Settings
@@ -42,9 +44,9 @@ def refuse_other_run(row: Mapping[str, Any], wish: Wish) -> None:
     if row["state"] == State.COMPLETED and wish.checkpoint is None:
         hint = "--fresh starts it anew, --name names another"
         raise UsageError(f"run {name} has completed", hint=hint)
-    if tuple(row["command"]) != wish.command:
+    if tuple(row["command"]) != wish.command and row["record_count"] > 0:
         raise UsageError(
-            f"run {name} was started with another command: {' '.join(row['command'])}",
+            f"run {name} was started with another command: {shlex.join(row['command'])}",
             hint="--fresh starts anew under this name, --name names another run",
         )
 
@@ -92,12 +94,23 @@ def restored(
     return run
 
 
-def opening_of(run: Run, wish: Wish, memory: Memory | None) -> Start:
+def seen_by_a_person(incidents: Iterable[Incident], *, now_utc: float) -> list[Incident]:
+    """Whoever starts the run again has seen what it asked for."""
+    return [
+        replace(incident, acked_utc=now_utc)
+        for incident in incidents
+        if incident.needs_you and incident.acked_utc is None
+    ]
+
+
+def opening_of(run: Run, wish: Wish, memory: Memory | None, *, now: float, now_utc: float) -> Start:
     """How this supervisor begins. Raises UsageError where a person's wish cannot be met."""
     if wish.lr_scale is not None:
         run.lr_scale = wish.lr_scale
     if wish.checkpoint is not None:
-        return Start(continues=memory is not None, by_hand=_by_hand(run, wish.checkpoint))
+        return Start(
+            continues=memory is not None, by_hand=_by_hand(run, wish.checkpoint, now, now_utc)
+        )
     if memory is None:
         return Start()
     last = memory.incidents[-1] if memory.incidents else None
@@ -105,16 +118,8 @@ def opening_of(run: Run, wish: Wish, memory: Memory | None) -> Start:
     return Start(continues=True, careful=numeric and memory.run["state"] == State.HALTED)
 
 
-def _by_hand(run: Run, chosen: Chosen) -> Target:
+def _by_hand(run: Run, chosen: Chosen, now: float, now_utc: float) -> CheckpointSeen:
     if run.means.route is Route.NONE:
         hint = 'add --resume-args "--resume {checkpoint}"'
         raise UsageError("--from-checkpoint needs a known way to resume", hint=hint)
-    entry = run.ledger.find(chosen.identity.path)
-    return Target(
-        path=chosen.identity.path,
-        step=entry.step if entry else chosen.step,
-        health=Health.UNVERIFIED,
-        position=entry.position if entry else None,
-        identity=entry.identity if entry else chosen.identity,
-        why="chosen by hand",
-    )
+    return CheckpointSeen(now, chosen.identity, "chosen", chosen.step, saved_utc=now_utc)

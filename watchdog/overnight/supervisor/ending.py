@@ -41,11 +41,11 @@ def finish(
     journal.due_now()
     journal.deliver()
     until = effects.clock() + FLUSH_S
-    while journal.untried() or keeper.busy:
-        observation = inbox.get(until - effects.clock())
+    while journal.waiting or keeper.busy:
+        observation = inbox.get(min(0.5, until - effects.clock()))
+        journal.deliver()
         if isinstance(observation, _AWAITED):
             handlers[type(observation)](observation)
-            journal.deliver()
         if effects.clock() >= until:
             break
     journal.flush(effects.clock(), force=True)

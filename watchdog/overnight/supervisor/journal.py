@@ -269,10 +269,6 @@ class Journal:
         """Alerts that no receiver has accepted yet."""
         return len(self._outbox)
 
-    def untried(self) -> bool:
-        """Whether an alert has not had a first answer yet."""
-        return any(row.failures == 0 for row in self._outbox.values())
-
     def next_due_s(self) -> float:
         """Seconds until the next alert may leave."""
         now = self._effects.wall()

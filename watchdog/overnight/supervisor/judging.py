@@ -85,7 +85,8 @@ class Judge:
         shown = replace(incident, needs_you=False) if provisional else incident
         alert = None
         if change is not Change.JOINED:
-            alert = alerting.opened(self._run.settings.name, shown)
+            wait_s = decision.delay_s
+            alert = alerting.opened(self._run.settings.name, shown, backoff_s=wait_s)
         incident = self._journal.incident(incident, alert)
         return self._run.book.put(incident)
 
@@ -99,7 +100,7 @@ class Judge:
     ) -> None:
         if self._recoverer.between_attempts or self._run.stop is not None:
             return  # the worker is already being dealt with
-        self._recoverer.abandon("the fault came back before the recovery was proved")
+        self._recoverer.abandon(f"not cured: {verdict.fault} before the recovery was proved")
         self._recoverer.begin(incident, verdict, decision, death)
 
     def close_calm(self) -> None:

@@ -55,9 +55,13 @@ class Keeper:
         abandoned = run.is_abandoned(seen, last)
         run.ledger.seen(seen, last=last, stride=run.stride, abandoned=abandoned)
         self.verify(seen.identity)
+        if run.attempt is not None and not abandoned:
+            run.attempt.stall.active(seen.at)
 
     def gone(self, gone: CheckpointGone) -> None:
         """Its bytes are no longer at the path."""
+        if gone.identity in self._to_verify:
+            self._to_verify.remove(gone.identity)
         self._run.ledger.gone(gone.identity)
         self._journal.forget(self._run.ledger.forget_lost())
 
@@ -82,6 +86,17 @@ class Keeper:
             self._told_cost = True
             size = secured.identity.size_bytes / 2**20
             self._effects.say(f"checkpoints are kept safe as copies here, {size:,.0f} MiB each")
+
+    def take_stock(self) -> None:
+        """Hold the ledger against the disk: paths and vault copies that are not what they were."""
+        ledger, checkpoints = self._run.ledger, self._effects.checkpoints
+        for entry in ledger.entries():
+            if not entry.gone and not checkpoints.unchanged(entry.identity):
+                ledger.gone(entry.identity)
+            path = entry.vault_path
+            if path is not None and not checkpoints.vault_holds(entry.identity, path):
+                log.warning("%s was changed behind our back and is worth nothing now", path)
+                ledger.released(entry.identity)
 
     # --- what is asked for -----------------------------------------------------------------------
 
@@ -114,8 +129,9 @@ class Keeper:
                 continue
             if entry.identity not in self.securing:
                 self.securing.add(entry.identity)
+                in_place = entry.in_place or ledger.needs_copy(entry)
                 self._effects.checkpoints.secure(
-                    entry.identity, in_place=entry.in_place, has_step=entry.step is not None
+                    entry.identity, in_place=in_place, has_step=entry.step is not None
                 )
         for entry in self._run.ledger.to_release():
             assert entry.vault_path is not None

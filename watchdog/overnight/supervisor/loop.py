@@ -227,7 +227,9 @@ class Supervisor:
         if attempt is None:
             return
         attempt.exited = exited.record
-        if exited.record.code == 0 and not attempt.condemned:
+        if self._run.stop is not None and self._kill_at is not None:
+            self._effects.worker.signal_rest(signal.SIGTERM)  # it has the rest of the grace time
+        elif exited.record.code == 0 and not attempt.condemned:
             self._drain_at = exited.at + ORPHANS_S  # its background processes are its own affair
         else:
             self._effects.worker.kill()
@@ -331,6 +333,9 @@ class Supervisor:
         self._effects.worker.signal(signal.SIGTERM)
 
     def _interrupt(self, stop: Stop) -> None:
+        last = self._run.last
+        where = f" at step {last.step}" if last else ""
+        self._effects.say(f"{stop.why}{where}; the same command goes on from there")
         self._run.exit_status = stop.exit_status
         self._run.ending = stop.why
         self._run.life.apply(Event.INTERRUPT)

@@ -76,11 +76,14 @@ class Outcomes:
         if decision.target is not None:
             entry = run.ledger.find(decision.target.path)
             path = entry.vault_path or entry.path if entry else decision.target.path
+        before = decision.target.path if decision.target else ""
+        advice = tuple(line.replace(before, path) if path else line for line in decision.advice)
         incident = replace(
             decided(incident, decision),
             outcome=f"halted: {decision.reason}",
             checkpoint_path=path or incident.checkpoint_path,
             needs_you=True,
+            advice=advice,
         ).passed("halted", self._effects.wall())
         run.life.apply(Event.HALT)
         run.ending = decision.reason
@@ -88,7 +91,7 @@ class Outcomes:
         incident = self._journal.incident(incident, alert)
         run.book.put(incident)
         self._effects.say(f"HALTED: {decision.reason}")
-        for line in decision.advice:
+        for line in advice:
             self._effects.say(f"  {line}")
 
     def needs_somebody(self, recovery: Recovery, why: str) -> None:

@@ -16,6 +16,7 @@ class Worker(Protocol):
 
     def start(self, launch: Launch) -> None: ...  # noqa: D102
     def signal(self, number: int) -> bool: ...  # noqa: D102
+    def signal_rest(self, number: int) -> None: ...  # noqa: D102
     def kill(self) -> None: ...  # noqa: D102
     def cpu_seconds(self) -> float | None: ...  # noqa: D102
     def pids(self) -> list[int]: ...  # noqa: D102
@@ -38,6 +39,7 @@ class Checkpoints(Protocol):
     def secure(self, identity: Identity, *, in_place: bool, has_step: bool) -> None: ...  # noqa: D102
     def release(self, vault_path: str) -> None: ...  # noqa: D102
     def unchanged(self, identity: Identity) -> bool: ...  # noqa: D102
+    def vault_holds(self, identity: Identity, vault_path: str) -> bool: ...  # noqa: D102
     def close(self) -> None: ...  # noqa: D102
 
 

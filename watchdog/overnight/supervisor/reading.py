@@ -41,6 +41,7 @@ class Reader:
             return
         if chunk.source == "log":
             attempt.tail.extend(chunk.lines)
+            attempt.stall.active(chunk.at)
             advice = attempt.buffering.observe(at=chunk.at, read_bytes=chunk.read_bytes)
             if advice is not None:
                 self._effects.say(f"warning: {advice}")

@@ -180,9 +180,7 @@ class Recoverer:
 
     def _decide_again(self, recovery: Recovery, at: float) -> None:
         run = self._run
-        for entry in run.ledger.entries():
-            if not entry.gone and not self._effects.checkpoints.unchanged(entry.identity):
-                run.ledger.gone(entry.identity)
+        self._keeper.take_stock()
         situation = run.situation(
             recovery.verdict,
             now_utc=self._effects.wall(),
@@ -282,12 +280,9 @@ class Recoverer:
 
     def _still_there(self, target: Target) -> bool:
         """Whether the path still means the bytes that were verified (or their vault copy)."""
-        if target.path != target.identity.path:
-            return True
-        if self._effects.checkpoints.unchanged(target.identity):
-            return True
-        self._run.ledger.gone(target.identity)
-        return False
+        self._keeper.take_stock()
+        entry = self._run.ledger.find(target.path)
+        return entry is not None and entry.available and entry.path == target.path
 
     # --- the new attempt -------------------------------------------------------------------------
 

@@ -107,6 +107,7 @@ class CheckpointWatcher:
         *,
         patterns: Sequence[str],
         workdir: Path,
+        roots: Sequence[Path] = (),
         since_utc: float,
         report: Report,
         clock: Callable[[], float] = time.monotonic,
@@ -116,6 +117,7 @@ class CheckpointWatcher:
         was there before is a pretrained model or another run's."""
         self._patterns = [anchored(pattern, workdir) for pattern in patterns]
         self._workdir = workdir
+        self._roots = list(dict.fromkeys([workdir, *roots]))
         self._since_ns = 0 if patterns else int(since_utc * 1e9)
         self._report = report
         self._clock = clock
@@ -232,7 +234,9 @@ class CheckpointWatcher:
     def _candidates(self) -> Iterator[Path]:
         """Every path that may be a checkpoint now; directories on the way are watched."""
         if not self._patterns:
-            yield from self._search(self._workdir)
+            been: set[tuple[int, int]] = set()
+            for root in self._roots:
+                yield from self._search(root, been)
             return
         for pattern in self._patterns:
             top = fixed_prefix(pattern)
@@ -249,29 +253,32 @@ class CheckpointWatcher:
                     self._watch(path)
                 yield path
 
-    def _search(self, top: Path) -> Iterator[Path]:
+    def _search(self, top: Path, been: set[tuple[int, int]]) -> Iterator[Path]:
+        """What the default rules mean below `top`; linked folders are followed, but only once."""
         budget = MAX_ENTRIES
         stack = [(top, 0)]
         while stack and budget > 0:
             directory, depth = stack.pop()
-            self._watch(directory)
             try:
+                here = directory.stat()
                 entries = list(os.scandir(directory))
             except OSError:
                 continue
+            if (here.st_dev, here.st_ino) in been:
+                continue
+            been.add((here.st_dev, here.st_ino))
+            self._watch(directory)
             budget -= len(entries)
             for entry in entries:
                 path = Path(entry.path)
-                if entry.is_symlink() or is_temporary(entry.name) or entry.name in SKIPPED:
+                if is_temporary(entry.name) or entry.name in SKIPPED:
                     continue
-                if entry.is_dir():
-                    if self._wanted(path):
+                if self._wanted(path):
+                    if entry.is_dir():
                         self._watch(path)
-                        yield path
-                    elif depth < MAX_DEPTH:
-                        stack.append((path, depth + 1))
-                elif self._wanted(path):
                     yield path
+                elif entry.is_dir() and depth < MAX_DEPTH and not _has_marker(path):
+                    stack.append((path, depth + 1))
 
     def _wanted(self, path: Path) -> bool:
         """Whether the path is one that the patterns (or the default rules) mean."""
@@ -284,15 +291,15 @@ class CheckpointWatcher:
                 and not _is_linked(path, fixed_prefix(pattern))
                 for pattern in self._patterns
             )
-        if not path.is_relative_to(self._workdir):
+        if not any(path.is_relative_to(root) for root in self._roots):
             return False
         if path.is_dir():
-            return path != self._workdir and _has_marker(path)
+            return path not in self._roots and _has_marker(path)
         return path.suffix in SUFFIXES and not self._is_part(path) and self._is_recent(path)
 
     def _is_part(self, path: Path) -> bool:
         """Whether it is one file of a checkpoint directory, which may still lack its marker."""
-        if path.parent == self._workdir:
+        if path.parent in self._roots:
             return False
         numbered = step_of(path.parent) is not None
         return _has_marker(path.parent) or (numbered and _PART.search(path.name) is not None)

@@ -6,6 +6,7 @@ import fnmatch
 import functools
 import glob
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 _ESCAPED = re.compile(r"\[([*?[])\]")
@@ -65,3 +66,25 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
             out += {"*": "[^/]*", "?": "[^/]"}.get(char, re.escape(char))
             index += 1
     return re.compile(out, re.DOTALL)
+
+
+_OUTPUT_FLAG = re.compile(r"^--?[\w-]*(?:out|dir|save|ckpt|checkpoint)[\w-]*$", re.IGNORECASE)
+
+
+def output_roots(command: Sequence[str], workdir: Path) -> list[Path]:
+    """Where a command may save: its working directory, and the folders that its arguments name.
+
+    A folder need not exist yet. `/` and folders below the working directory add nothing.
+    """
+    roots = [workdir]
+    for before, word in zip(("", *command), command, strict=False):
+        name, equals, value = word.partition("=")
+        text = value if equals else word
+        named = _OUTPUT_FLAG.match(name if equals else before) is not None
+        if not text or text.startswith("-") or not (named or "/" in text):
+            continue
+        path = (workdir / text).absolute()
+        is_folder = path.is_dir() or (named and not path.exists())
+        if is_folder and path != Path("/") and not any(path.is_relative_to(r) for r in roots):
+            roots.append(path)
+    return roots

@@ -35,6 +35,7 @@ class Shelf:
         name: str,
         patterns: Sequence[str],
         workdir: Path,
+        roots: Sequence[Path] = (),
         since_utc: float,
         report: Report,
         clock: Callable[[], float] = time.monotonic,
@@ -44,7 +45,12 @@ class Shelf:
         self._workdir = workdir
         self._patterns = [anchored(pattern, workdir) for pattern in patterns]
         self._watcher = CheckpointWatcher(
-            patterns=patterns, workdir=workdir, since_utc=since_utc, report=report, clock=clock
+            patterns=patterns,
+            workdir=workdir,
+            roots=roots,
+            since_utc=since_utc,
+            report=report,
+            clock=clock,
         )
         self._vault = Vault(name=name, report=report, clock=clock)
 
@@ -101,6 +107,12 @@ class Shelf:
         """Whether the path still holds the very bytes that were verified."""
         with contextlib.suppress(OSError):
             return identity_of(Path(identity.path)) == identity
+        return False
+
+    def vault_holds(self, identity: Identity, vault_path: str) -> bool:
+        """Whether the vault's copy still is what was verified."""
+        with contextlib.suppress(OSError):
+            return self._vault.holds(identity, vault_path)
         return False
 
     def close(self) -> None:

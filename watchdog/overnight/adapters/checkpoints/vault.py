@@ -85,6 +85,14 @@ class Vault:
         sync_directory(slot)
         return CheckpointSecured(self._clock(), identity, str(final), method)
 
+    def holds(self, identity: Identity, vault_path: str) -> bool:
+        """Whether the copy still is what was verified: a hard link is rewritten with its file."""
+        found = identity_of(Path(vault_path))
+        return found is not None and (found.mtime_ns, found.size_bytes) == (
+            identity.mtime_ns,
+            identity.size_bytes,
+        )
+
     def release(self, vault_path: str) -> None:
         """Delete a copy that is no longer needed; only ever inside a vault of ours."""
         slot = Path(vault_path).parent
@@ -111,6 +119,7 @@ def _duplicate(source: Path, target: Path, *, linkable: bool) -> str:
     if shutil.disk_usage(target.parent).free < source.stat().st_size + MARGIN_BYTES:
         return ""
     shutil.copyfile(source, target)
+    shutil.copystat(source, target)
     with target.open("rb") as copied:
         os.fsync(copied.fileno())
     return "copy"
@@ -123,6 +132,7 @@ def _reflink(source: Path, target: Path) -> bool:
         except OSError:
             pass
         else:
+            shutil.copystat(source, target)
             return True
     target.unlink()
     return False

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -134,3 +135,19 @@ class Dispatcher:
         # training script may well hold a queue.py or a requests.py.
         kept["PYTHONSAFEPATH"] = "1"
         return kept
+
+
+def unusable(receivers: Iterable[Receiver], *, deadline_s: float = 10.0) -> list[str]:
+    """What is wrong with the receivers' URLs, a sentence each; nothing is sent to anybody.
+
+    Waits for the sender child (a third of a second each): only for before a start.
+    """
+    answers: queue.SimpleQueue[AlertSent] = queue.SimpleQueue()
+    dispatcher = Dispatcher(receivers=receivers, report=answers.put, deadline_s=deadline_s)
+    wrong = []
+    for number, receiver in enumerate(receivers, start=1):
+        dispatcher.send(number, receiver.key, title="", body="", severity="check")
+        answer = answers.get()
+        if not answer.ok and answer.permanent:
+            wrong.append(answer.error)
+    return wrong

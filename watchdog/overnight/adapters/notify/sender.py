@@ -4,7 +4,7 @@ A short-lived child: one JSON job on stdin, one JSON answer on stdout. Apprise l
 so its memory comes and goes with the child, and whatever one of its 190 plugins does (hang,
 raise, keep threads alive) ends with the child too.
 
-    stdin   {"url", "title", "body", "severity": info|warning|critical|resolved, "alert_id"}
+    stdin   {"url", "title", "body", "severity": info|warning|critical|resolved|check, "alert_id"}
     stdout  {"ok", "permanent", "error", "elapsed_s"}
 
 `permanent` means that another try cannot help: the URL is wrong, or the service refuses us.
@@ -28,6 +28,9 @@ from overnight.core.text import defang, mask_secrets, one_line, shorten
 
 TIMEOUT_S = 30.0
 """Apprise gives up after this, before the supervisor kills us, so that the reason is told."""
+
+CHECK = "check"
+"""The severity of a job that only asks whether the URL can be used; nothing is sent."""
 
 TITLE_CHARS = 120
 ERROR_CHARS = 300
@@ -241,6 +244,8 @@ def _send(job: Job, said: _Complaints) -> Answer:
     from apprise import Apprise, NotifyFormat, NotifyType
 
     service, fit = _load(job, said)
+    if job.severity == CHECK:
+        return Answer(ok=True, permanent=False, error="")
     title, body = compose(service, job, fit=fit)
     kind = {
         "info": NotifyType.INFO,

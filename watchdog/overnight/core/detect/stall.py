@@ -48,6 +48,7 @@ class StallDetector:
     def __init__(self, config: StallConfig, *, started_at: float) -> None:
         self._config = config
         self._since = started_at
+        self._active_at = started_at
         self._last: StepMetric | None = None
         self._gaps: deque[float] = deque(maxlen=1000)
         self._longest = 0.0
@@ -84,6 +85,10 @@ class StallDetector:
         """
         self._phase, self._since = "" if name == "train" else name, max(at, self._since)
 
+    def active(self, at: float) -> None:
+        """Output that is no record, or a checkpoint: a sign of life, though not of progress."""
+        self._active_at = max(at, self._active_at)
+
     def silence_s(self, at: float) -> float:
         """Seconds since the last sign of progress."""
         return at - self._since
@@ -101,7 +106,9 @@ class StallDetector:
             return None
         idle = witness.cpu_idle_s
         proved = idle is not None and idle >= self._config.witness_s
-        severity = Severity.CRITICAL if proved or silence > 2 * limit else Severity.WARNING
+        dead_s = min(silence, at - self._active_at)  # what prints or saves is not killed
+        hung = dead_s > limit and (proved or dead_s > 2 * limit)
+        severity = Severity.CRITICAL if hung else Severity.WARNING
         if severity in self._spoken or Severity.CRITICAL in self._spoken:
             return None
         self._spoken.add(severity)
