@@ -17,6 +17,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from overnight.core.detect.collapse import CollapseConfig
+from overnight.core.detect.drift import DriftConfig
 from overnight.core.detect.gpu_hot import GpuHotConfig
 from overnight.core.detect.nonfinite import NonfiniteConfig
 from overnight.core.detect.panel import PanelConfig
@@ -63,6 +65,8 @@ class DetectConfig(BaseModel):
 
     nonfinite: NonfiniteConfig = Field(default_factory=NonfiniteConfig)
     spike: SpikeConfig = Field(default_factory=SpikeConfig)
+    drift: DriftConfig = Field(default_factory=DriftConfig)
+    collapse: CollapseConfig = Field(default_factory=CollapseConfig)
     stall: StallConfig = Field(default_factory=StallConfig)
 
 
@@ -96,7 +100,12 @@ class Config(BaseModel):
     @property
     def panel(self) -> PanelConfig:
         """What the record detectors need."""
-        return PanelConfig(nonfinite=self.detect.nonfinite, spike=self.detect.spike)
+        return PanelConfig(
+            nonfinite=self.detect.nonfinite,
+            spike=self.detect.spike,
+            drift=self.detect.drift,
+            collapse=self.detect.collapse,
+        )
 
     @property
     def policies(self) -> PolicyConfig:
