@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from core_lab import INF, NAN, criticals, curve, flat, inject, record, verdicts
+from overnight.core.detect.drift import DriftConfig
 from overnight.core.detect.panel import Panel, PanelConfig
 from overnight.core.detect.spike import SpikeConfig
 from overnight.core.events import Fault, Level, Severity, StepMetric
@@ -204,7 +205,8 @@ def test_a_nan_never_enters_a_baseline_and_a_later_spike_is_still_seen() -> None
 def test_without_level_tests_nan_is_still_found(config: SpikeConfig) -> None:
     """GAN losses may jump as they like, but not to NaN."""
     records = inject(inject(flat(300), 100, 100, times=50.0), 250, 3, loss=NAN)
-    found = criticals(records, PanelConfig(spike=config))
+    config = PanelConfig(spike=config, drift=DriftConfig(enabled=config.enabled))
+    found = criticals(records, config)
     assert [v.fault for v in found] == [Fault.LOSS_NONFINITE]
 
 

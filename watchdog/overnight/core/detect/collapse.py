@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from math import isfinite
 from statistics import median
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -92,13 +93,39 @@ class CollapseDetector:
         self._losses: deque[float] = deque(maxlen=REFERENCE_RECORDS)
         self._grads: deque[float] = deque(maxlen=REFERENCE_RECORDS)
         self._had_loss: deque[bool] = deque(maxlen=REFERENCE_RECORDS)
+        self._highest_loss = 0.0
         self._highest_scale = 0.0
         self._zero, self._vanished, self._still = _Run(), _Run(), _Run()
         self._frozen, self._gone, self._skipped, self._floor = _Run(), _Run(), _Run(), _Run()
+        dead = [self._zero, self._vanished, self._still, self._frozen, self._gone]
+        self._runs = [*dead, self._skipped, self._floor]
+        self._well = True
 
     def observe(self, record: StepMetric) -> Finding | None:
         """The worst of what is dead about this record."""
         self._seen += 1
+        if self._well and self._is_lively(record):
+            self._learn(record)
+            self._had_loss.append(True)
+            self._last = record
+            return None
+        self._well = False
+        found = self._judge(record)
+        self._well = not any(run.count for run in self._runs)
+        return found
+
+    def _is_lively(self, record: StepMetric) -> bool:
+        """A record that cannot continue any of the runs: nearly all are, and this is cheap."""
+        loss, last, grad = record.loss, self._last, record.grad_norm
+        if record.skipped or record.loss_scale is not None or loss is None or loss == 0.0:
+            return False
+        if last is not None and loss == last.loss:
+            return False
+        if not abs(loss) > VANISHED * self._highest_loss or not isfinite(loss):
+            return False
+        return grad is None or isfinite(grad)
+
+    def _judge(self, record: StepMetric) -> Finding | None:
         findings = [self._judge_updates(record), self._judge_gone(record)]
         if record.loss is not None:
             findings += [self._judge_zero(record), self._judge_frozen(record)]
@@ -111,10 +138,12 @@ class CollapseDetector:
         """What loss and gradient norm are in good health; dead records teach nothing."""
         if self._zero.count or self._vanished.count or self._still.count:
             return
-        if record.loss is not None and is_finite(record.loss):
-            self._losses.append(abs(record.loss))
-        if record.grad_norm is not None and is_finite(record.grad_norm):
-            self._grads.append(record.grad_norm)
+        loss, grad = record.loss, record.grad_norm
+        if loss is not None and isfinite(loss):
+            self._losses.append(abs(loss))
+            self._highest_loss = max(self._highest_loss, abs(loss))
+        if grad is not None and isfinite(grad):
+            self._grads.append(grad)
 
     def _judge_zero(self, record: StepMetric) -> Finding | None:
         grad, last, config = record.grad_norm, self._last, self._config

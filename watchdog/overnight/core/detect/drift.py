@@ -57,13 +57,13 @@ class DriftConfig(BaseModel):
         100, ge=0, description="how long a rise that is shrinking may take to heal"
     )
     heal_ratio: float = Field(
-        0.85,
+        0.9,
         gt=0,
         lt=1,
-        description="healing: the excess of the last 4 records over that of the 8 before",
+        description="healing: the excess of the last 4 records over the worst 4 of the last 12",
     )
     heal_ratio_far: float = Field(
-        0.7, gt=0, lt=1, description="healing: the same over the worst 4 of the last 36 records"
+        0.8, gt=0, lt=1, description="healing: the same over the worst 4 of the last 36 records"
     )
 
 
@@ -111,12 +111,14 @@ class DriftDetector:
         if self._sum <= 0.5 * config.limit or self._began is None:
             return None
         median, rise = standing.median, config.rise * standing.magnitude
+        newest = self._level.newest() - median
+        if newest <= rise:
+            return None  # many small residuals: an epoch's running mean that begins anew
         level, healing = Level.SUSPECT, ""
         if (
             self._sum > config.limit
             and len(self._short) == config.window
             and self._short.median() - median > rise
-            and self._level.newest() - median > rise
         ):
             level, healing = self._brake(median)
         reason = (

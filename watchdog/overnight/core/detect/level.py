@@ -23,6 +23,9 @@ GATE = 4.0
 QUARTET = 4
 """A level is a mean of this many records where one record alone would be noise."""
 
+HEAL_NEAR = 12
+"""Records in which a spike that heals quickly can be told from noise."""
+
 HEAL_MEMORY = 36
 """Records that the healing test looks back: a spike that decays by 1/e in 20 records has lost
 five sixths of its height by then, one that stays up has lost nothing."""
@@ -90,16 +93,12 @@ class LossLevel:
     def healing(self, level: float, *, near: float, far: float) -> bool:
         """Whether the excess over `level` shrinks.
 
-        It does when the mean of the last four records is below `near` times the worse of the two
-        quartets before it, or below `far` times the worst quartet of the last HEAL_MEMORY records.
+        It does when the mean of the last four records is below `near` times the worst four running
+        of the last HEAL_NEAR records, or below `far` times that of the last HEAL_MEMORY records.
         """
-        values = list(self.recent)
-        if len(values) < 3 * QUARTET:
+        values = [loss - level for loss in self.recent]
+        if len(values) < HEAL_NEAR:
             return False
-        means = [
-            sum(values[end - QUARTET : end]) / QUARTET
-            for end in range(len(values), QUARTET - 1, -QUARTET)
-        ]
-        newest = means[0] - level
-        lately, worst = max(means[1:3]) - level, max(means[1:]) - level
-        return (lately > 0 and newest < near * lately) or (worst > 0 and newest < far * worst)
+        fours = [sum(values[end - QUARTET : end]) for end in range(QUARTET, len(values) + 1)]
+        newest, lately = fours[-1], max(fours[QUARTET - HEAL_NEAR - 1 :])
+        return newest < max(near * lately, far * max(fours))

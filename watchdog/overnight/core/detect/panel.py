@@ -83,7 +83,7 @@ class Panel:
         self._kept: list[StepMetric] = []
         self._settled = False
         self._dead: list[Detector] = []
-        self._leveled: list[Detector] = []
+        self._detectors: list[Detector] = []
         self._suspects: deque[bool] = deque(maxlen=WARN_WINDOW)
         self._suspect_since: Position | None = None
         self._calm = 0
@@ -131,16 +131,14 @@ class Panel:
         if self._sparse:
             drift = _preset(drift, SPARSE_DRIFT)
         self._level = LossLevel(spike.window, spike.min_records)
-        self._leveled = []
+        self._detectors = list(self._dead)
         if spike.adversarial:
             return
         if spike.enabled:
-            self._leveled += [
-                LossSpikeDetector(spike, self._level),
-                GradSpikeDetector(spike, sparse=self._sparse),
-            ]
+            self._detectors.append(LossSpikeDetector(spike, self._level))
+            self._detectors.append(GradSpikeDetector(spike, sparse=self._sparse))
         if drift.enabled:
-            self._leveled.append(DriftDetector(drift, self._level))
+            self._detectors.append(DriftDetector(drift, self._level))
 
     def _forget_episode(self) -> None:
         self._suspects.clear()
@@ -154,16 +152,18 @@ class Panel:
         """Judge one record."""
         self._learn_stride(record)
         findings = self._ask(record)
-        if findings:
-            findings.sort(key=lambda finding: finding.level, reverse=True)
+        if not findings:
+            self._since_grad = None
+            self._track(record, None)
+            return Judgement(Level.OK, None, self._suspect_since)
+        findings.sort(key=lambda finding: finding.level, reverse=True)
         self._watch_lone_gradient(findings)
-        worst = findings[0] if findings else None
-        self._track(record, worst)
+        self._track(record, findings[0])
         verdict = self._verdict(record, findings)
-        return Judgement(worst.level if worst else Level.OK, verdict, self._suspect_since)
+        return Judgement(findings[0].level, verdict, self._suspect_since)
 
     def _ask(self, record: StepMetric) -> list[Finding]:
-        detectors = (*self._dead, *self._leveled)
+        detectors = self._detectors
         return [found for detector in detectors if (found := detector.observe(record))]
 
     def _learn_stride(self, record: StepMetric) -> None:
@@ -236,7 +236,8 @@ class Panel:
         if found.fault is Fault.LOSS_NONFINITE and level >= Level.WARNING and self._alarmed:
             return Level.CRITICAL  # a number that is lost while the alarm is up needs no proof
         if level is Level.SUSPECT:
-            lasting = sum(self._suspects) >= WARN_SUSPECTS or self._since_grad == GRAD_PATIENCE
+            lasting = sum(self._suspects) >= WARN_SUSPECTS and not self._spoken
+            lasting = lasting or self._since_grad == GRAD_PATIENCE
             follows = found.fault is Fault.LOSS_SPIKE and self._alarmed
             if (lasting and worst) or follows:
                 return Level.WARNING

@@ -45,13 +45,13 @@ class SpikeConfig(BaseModel):
         100, ge=0, description="how long a spike that is shrinking may take to heal"
     )
     heal_ratio: float = Field(
-        0.85,
+        0.9,
         gt=0,
         lt=1,
-        description="healing: the excess of the last 4 records over that of the 8 before",
+        description="healing: the excess of the last 4 records over the worst 4 of the last 12",
     )
     heal_ratio_far: float = Field(
-        0.7, gt=0, lt=1, description="healing: the same over the worst 4 of the last 36 records"
+        0.8, gt=0, lt=1, description="healing: the same over the worst 4 of the last 36 records"
     )
     grad_ratio: float = Field(
         5.0, gt=1, description="gradient norm over its median: 5 of 6 records"
@@ -86,7 +86,7 @@ class LossSpikeDetector:
         """`level` is shared with other detectors of the same records; default: one of its own."""
         self._config = config
         self._level = level or LossLevel(config.window, config.min_records)
-        self._hits: deque[StepMetric | None] = deque(maxlen=config.persist)
+        self._hits: deque[StepMetric | None] = deque([None] * config.persist, config.persist)
         self._onset: StepMetric | None = None
         self._exploded = 0
         self._leaps: deque[float] = deque(maxlen=LEAP_RECORDS)
@@ -99,6 +99,9 @@ class LossSpikeDetector:
             return None
         excess, magnitude = standing.excess, standing.magnitude
         hit = standing.z > self._config.z and excess > self._config.rise * magnitude
+        if not hit and self._onset is None:  # nothing is remembered, and nothing begins
+            self._waited = max(0, self._waited - 1)
+            return None
         self._hits.append(record if hit else None)
         exploding = excess > self._config.explosion * magnitude
         self._exploded = self._exploded + 1 if exploding else 0
@@ -111,8 +114,8 @@ class LossSpikeDetector:
     def _judge(self, record: StepMetric, standing: Standing) -> Finding | None:
         hits = [hit for hit in self._hits if hit is not None]
         if not hits:
-            self._waited = max(0, self._waited - 1)
             self._onset = None
+            self._exploded = 0
             return None
         onset = self._onset = self._onset or hits[0]  # a healing spike outlives its window
         median = standing.median
@@ -175,6 +178,8 @@ class GradSpikeDetector:
         clean = ratio <= self._config.grad_ratio
         # An outlier counts as the largest clean value: the median may follow a slow rise only.
         self._baseline.push(grad if clean else self._config.grad_ratio * median)
+        if clean and not any(value > self._config.grad_ratio for _entry, value in self._over):
+            return None
         return self._judge(record, median=median, ratio=ratio)
 
     def _judge(self, record: StepMetric, *, median: float, ratio: float) -> Finding | None:
