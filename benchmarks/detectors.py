@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from overnight.core.detect.panel import SPARSE_STRIDE, Panel, PanelConfig
@@ -86,7 +87,7 @@ def family(path: Path) -> str:
 def is_sparse(records: Sequence[StepMetric]) -> bool:
     """A line every ten steps or rarer."""
     steps = [record.step for record in records[:8]]
-    return statistics.median(b - a for a, b in zip(steps, steps[1:], strict=False)) >= SPARSE_STRIDE
+    return statistics.median(b - a for a, b in pairwise(steps)) >= SPARSE_STRIDE
 
 
 def is_dead(records: Sequence[StepMetric]) -> bool:
@@ -344,7 +345,9 @@ def healthy_table(results: Sequence[CurveResult]) -> None:
             print(f"  {result.name}: {result.criticals[OURS]} critical, {result.warnings} warnings")
     for result in results:
         if result.dead:
-            print(f"  {result.name}: NaN throughout, {result.criticals[OURS]} critical (it is dead)")
+            print(
+                f"  {result.name}: NaN throughout, {result.criticals[OURS]} critical (it is dead)"
+            )
     print()
 
 

@@ -22,6 +22,7 @@ from overnight.core.detect.drift import DriftConfig
 from overnight.core.detect.gpu_hot import GpuHotConfig
 from overnight.core.detect.nonfinite import NonfiniteConfig
 from overnight.core.detect.panel import PanelConfig
+from overnight.core.detect.slowdown import SlowdownConfig
 from overnight.core.detect.spike import SpikeConfig
 from overnight.core.detect.stall import StallConfig
 from overnight.core.events import Fault
@@ -67,6 +68,7 @@ class DetectConfig(BaseModel):
     spike: SpikeConfig = Field(default_factory=SpikeConfig)
     drift: DriftConfig = Field(default_factory=DriftConfig)
     collapse: CollapseConfig = Field(default_factory=CollapseConfig)
+    slowdown: SlowdownConfig = Field(default_factory=SlowdownConfig)
     stall: StallConfig = Field(default_factory=StallConfig)
 
 
@@ -105,6 +107,7 @@ class Config(BaseModel):
             spike=self.detect.spike,
             drift=self.detect.drift,
             collapse=self.detect.collapse,
+            slowdown=self.detect.slowdown,
         )
 
     @property

@@ -176,7 +176,7 @@ class CollapseDetector:
         return (
             usual >= LEARNED_LOSS
             and abs(loss) <= VANISHED * usual
-            and 0.0 < usual_grad
+            and usual_grad > 0.0
             and grad <= VANISHED * usual_grad
         )
 

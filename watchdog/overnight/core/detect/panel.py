@@ -7,10 +7,9 @@ checkpoint ledger, turns lasting suspicion into a warning, and speaks once per c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,8 +18,10 @@ from overnight.core.detect.drift import SPARSE_DRIFT, DriftConfig, DriftDetector
 from overnight.core.detect.finding import Detector, Finding, is_finite
 from overnight.core.detect.level import LossLevel
 from overnight.core.detect.nonfinite import NonfiniteConfig, NonfiniteDetector
-from overnight.core.detect.spike import SPARSE, GradSpikeDetector, LossSpikeDetector, SpikeConfig
+from overnight.core.detect.presets import sparse_spike, with_preset
 from overnight.core.detect.shift import Shift, ShiftMemory
+from overnight.core.detect.slowdown import SlowdownConfig, SlowdownDetector
+from overnight.core.detect.spike import GradSpikeDetector, LossSpikeDetector, SpikeConfig
 from overnight.core.events import Fault, Level, Position, Severity, StepMetric, Verdict
 
 SPARSE_STRIDE = 10
@@ -48,6 +49,7 @@ class PanelConfig(BaseModel):
     spike: SpikeConfig = Field(default_factory=SpikeConfig)
     drift: DriftConfig = Field(default_factory=DriftConfig)
     collapse: CollapseConfig = Field(default_factory=CollapseConfig)
+    slowdown: SlowdownConfig = Field(default_factory=SlowdownConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,14 @@ class Panel:
         self._grad_faults = False
         self._spoken: set[tuple[str, Severity]] = set()
         self._shifts = ShiftMemory()
+        self._slowdown = SlowdownDetector(config.slowdown)
+        self._waiting: Verdict | None = None
         self._build()
         for record in history:
             self.observe(record)
         self._forget_episode()
         self._shifts = ShiftMemory(shifts)
+        self._waiting = None
 
     @property
     def shifts(self) -> tuple[Shift, ...]:
@@ -113,7 +118,7 @@ class Panel:
     def _build(self) -> None:
         collapse = self._config.collapse
         if self._sparse:
-            collapse = _preset(collapse, SPARSE_COLLAPSE)
+            collapse = with_preset(collapse, SPARSE_COLLAPSE)
         grace = self._spike.min_records
         self._dead = [NonfiniteDetector(self._config.nonfinite, sparse=self._sparse, grace=grace)]
         if collapse.enabled:
@@ -123,13 +128,13 @@ class Panel:
     @property
     def _spike(self) -> SpikeConfig:
         """The spike detectors' config with the preset of this log."""
-        return _sparse_spike(self._config.spike) if self._sparse else self._config.spike
+        return sparse_spike(self._config.spike) if self._sparse else self._config.spike
 
     def _build_leveled(self) -> None:
         """The detectors that hold the loss against a level: for losses whose level means much."""
         spike, drift = self._spike, self._config.drift
         if self._sparse:
-            drift = _preset(drift, SPARSE_DRIFT)
+            drift = with_preset(drift, SPARSE_DRIFT)
         self._level = LossLevel(spike.window, spike.min_records)
         self._detectors = list(self._dead)
         if spike.adversarial:
@@ -149,13 +154,15 @@ class Panel:
         self._spoken.clear()
 
     def observe(self, record: StepMetric) -> Judgement:
-        """Judge one record."""
+        """Judge one record. A slowdown makes nothing suspect, and waits while worse is said."""
         self._learn_stride(record)
+        self._waiting = self._slowdown.observe(record) or self._waiting
         findings = self._ask(record)
         if not findings:
             self._since_grad = None
             self._track(record, None)
-            return Judgement(Level.OK, None, self._suspect_since)
+            verdict, self._waiting = self._waiting, None
+            return Judgement(Level.OK, verdict, self._suspect_since)
         findings.sort(key=lambda finding: finding.level, reverse=True)
         self._watch_lone_gradient(findings)
         self._track(record, findings[0])
@@ -254,9 +261,7 @@ class Panel:
         falling = sum(since[-half:]) <= sum(since[:half])
         calm = is_finite(record.grad_norm) and not self._grad_faults and falling
         rise = (self._level.newest() - before) / abs(before)
-        return self._shifts.recognizes(
-            Shift(found.onset.step, rise, calm), stride=self._stride
-        )
+        return self._shifts.recognizes(Shift(found.onset.step, rise, calm), stride=self._stride)
 
 
 def _spell_verdict(record: StepMetric, found: Finding, severity: Severity) -> Verdict:
@@ -272,22 +277,3 @@ def _spell_verdict(record: StepMetric, found: Finding, severity: Severity) -> Ve
         evidence=found.evidence,
         line=record.line,
     )
-
-
-_Config = TypeVar("_Config", bound=BaseModel)
-
-
-def _preset(config: _Config, values: Mapping[str, Any]) -> _Config:
-    """The preset for sparse logs, except for what the user set by hand."""
-    mine = config.model_fields_set
-    return config.model_copy(update={key: values[key] for key in values if key not in mine})
-
-
-def _sparse_spike(config: SpikeConfig) -> SpikeConfig:
-    """The same for spikes, without what then would not fit together."""
-    preset = {key: value for key, value in SPARSE.items() if key not in config.model_fields_set}
-    if preset.get("min_records", config.min_records) > preset.get("window", config.window):
-        preset = {key: preset[key] for key in preset.keys() - {"window", "min_records"}}
-    if preset.get("need", config.need) > preset.get("persist", config.persist):
-        preset = {key: preset[key] for key in preset.keys() - {"need", "persist"}}
-    return config.model_copy(update=preset)
