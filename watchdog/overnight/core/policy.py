@@ -147,6 +147,12 @@ class Policy:
             return self._died_before_training(verdict, now, death)
         return self._resume(verdict, now, action)
 
+    def intent(self, verdict: Verdict) -> Action:
+        """What would be done where every way is open: for an old log, of which nothing is left."""
+        if verdict.severity is not Severity.CRITICAL:
+            return Action.NOTIFY
+        return self._action(verdict.fault)
+
     def _action(self, fault: Fault) -> Action:
         override = self._config.faults.get(fault)
         if override is not None and override.action is not None:
