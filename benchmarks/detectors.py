@@ -6,13 +6,7 @@ CURVES_DIR holds CSV files with the columns step, loss, grad_norm, lr; the defau
 of tests/data/curves. Each curve is judged as it is (none of those runs had failed: every critical
 verdict is a false alarm), and again with one fault put into its middle. The published rules see
 what they were written for, the loss; each of their alarms stands for a critical verdict, and
-alarms less than 100 records apart are one. They are re-expressed from their descriptions:
-
-    2x mean of 100, 5 in a row    llm-foundry, KillLossSpike
-    3x mean of 10                 a doubling of the mean above it (Lightning, SpikeDetection)
-    mean + 6 sigma of 128         OLMo-core, SkipStepOptimizer
-    1.5x, 5x mean of 50           home-made callbacks
-    MAD z > 6 of 21               single-sample outlier tests
+alarms less than 100 records apart are one; published_rules.py holds them.
 """
 
 from __future__ import annotations
@@ -24,13 +18,14 @@ import json
 import math
 import statistics
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
+
+from published_rules import RULES
 
 from overnight.core.detect.panel import SPARSE_STRIDE, Panel, PanelConfig
 from overnight.core.events import Position, Severity, StepMetric
@@ -95,68 +90,6 @@ def is_dead(records: Sequence[StepMetric]) -> bool:
     return all(record.loss is None or math.isnan(record.loss) for record in records)
 
 
-# --- published rules: True where the rule alarms --------------------------------------------------
-
-
-class MeanRule:
-    """Loss above a multiple of the mean of the last `window` losses, `in_a_row` times."""
-
-    def __init__(self, window: int, times: float, in_a_row: int = 1) -> None:
-        self._losses: deque[float] = deque(maxlen=window)
-        self._times, self._needed, self._count = times, in_a_row, 0
-
-    def alarms(self, loss: float) -> bool:
-        """Judge, then learn, as the callbacks do: a NaN in the window blinds them."""
-        full = len(self._losses) == self._losses.maxlen
-        high = full and loss > self._times * statistics.fmean(self._losses)
-        self._count = self._count + 1 if high else 0
-        self._losses.append(loss)
-        return self._count >= self._needed
-
-
-class SigmaRule:
-    """Loss above mean + 6 sigma of the last 128."""
-
-    def __init__(self) -> None:
-        self._losses: deque[float] = deque(maxlen=128)
-
-    def alarms(self, loss: float) -> bool:
-        """Judge, then learn."""
-        high = False
-        if len(self._losses) == self._losses.maxlen:
-            mean = statistics.fmean(self._losses)
-            variance = statistics.fmean((x - mean) ** 2 for x in self._losses)
-            high = loss > mean + 6 * math.sqrt(variance)
-        self._losses.append(loss)
-        return high
-
-
-class MadRule:
-    """One loss more than 6 robust deviations above the median of the last 21."""
-
-    def __init__(self) -> None:
-        self._losses: deque[float] = deque(maxlen=21)
-
-    def alarms(self, loss: float) -> bool:
-        """Judge, then learn."""
-        high = False
-        if len(self._losses) == self._losses.maxlen:
-            middle = statistics.median(self._losses)
-            mad = statistics.median(abs(x - middle) for x in self._losses)
-            high = loss - middle > 6 * 1.4826 * mad > 0
-        self._losses.append(loss)
-        return high
-
-
-Rule = MeanRule | SigmaRule | MadRule
-RULES: dict[str, Callable[[], Rule]] = {
-    "2x mean of 100, 5 in a row": partial(MeanRule, 100, 2.0, 5),
-    "3x mean of 10": partial(MeanRule, 10, 3.0),
-    "mean + 6 sigma of 128": SigmaRule,
-    "1.5x mean of 50": partial(MeanRule, 50, 1.5),
-    "5x mean of 50": partial(MeanRule, 50, 5.0),
-    "MAD z > 6 of 21": MadRule,
-}
 OURS = "Overnight"
 
 

@@ -140,7 +140,7 @@ def test_the_finding_has_its_numbers() -> None:
 def test_no_numbers_break_it(values: list[float]) -> None:
     """Whatever a script prints, it answers."""
     level = LossLevel(20, 10)
-    detector = DriftDetector(DriftConfig(window=10), level)
+    detector = DriftDetector(DriftConfig(window=12), level)
     for step, value in enumerate([2.0] * 15 + values + [1.7e308] * 12, start=1):
         detector.observe(record(step, value))
 

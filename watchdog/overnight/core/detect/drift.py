@@ -38,7 +38,9 @@ class DriftConfig(BaseModel):
         1.5, gt=0, description="CUSUM: deviations above the median that a record may be for free"
     )
     limit: float = Field(30.0, gt=0, description="CUSUM: the sum of deviations that is a drift")
-    window: int = Field(50, ge=10, description="records whose median is held against the best")
+    window: int = Field(
+        50, ge=STAYS_RECORDS, description="records whose median is held against the best"
+    )
     rise: float = Field(
         0.10, gt=0, description="CUSUM: the median must also be this fraction above the baseline"
     )
@@ -138,32 +140,54 @@ class DriftDetector:
         error = MEDIAN_ERROR * self._best_sigma / math.sqrt(config.window)
         limit = max(config.best_rise * self._best_magnitude, config.best_sigmas * error)
         up = now - self._best
-        doubled = self._stays_doubled()
-        if up <= 0.25 * limit and not doubled:
+        if up <= 0.25 * limit:
             self._rose = None
+        else:
+            self._rose = self._rose or self._window[0]
+        doubled = self._doubled_since()
+        if doubled is not None:
+            return self._finding(
+                record,
+                self._best,
+                self._rose or doubled,
+                f"loss stays at {spell(self._level.newest())}, far above its lowest median"
+                f" {spell(self._best)}, since step {doubled.step}",
+            )
+        if self._rose is None or up <= 0.5 * limit:
             return None
-        self._rose = self._rose or self._window[0]
-        if up <= 0.5 * limit and not doubled:
-            return None
-        level, healing = Level.SUSPECT, ""
-        if doubled or (up > limit and self._level.newest() - self._best > 0.75 * limit):
-            level, healing = self._brake(self._best)
         reason = (
             f"loss is above its best level since step {self._rose.step}: median of the last"
             f" {config.window} records {spell(now)}, lowest {spell(self._best)}"
         )
-        evidence = {"loss": record.loss, "median": now, "best": self._best}
-        return Finding(level, Fault.DIVERGENCE, reason + healing, self._rose, "drift", evidence)
+        far_up = up > limit and self._level.newest() - self._best > 0.75 * limit
+        return self._finding(record, self._best, self._rose, reason, brake=far_up)
 
-    def _stays_doubled(self) -> bool:
-        """Nearly all of the last records at twice the best level: no need to fill the window."""
+    def _finding(
+        self,
+        record: StepMetric,
+        best: float,
+        onset: StepMetric,
+        reason: str,
+        *,
+        brake: bool = True,
+    ) -> Finding:
+        """`brake`: certain unless it is healing; else suspect."""
+        level, healing = self._brake(best) if brake else (Level.SUSPECT, "")
+        evidence = {"loss": record.loss, "median": self._short.median(), "best": best}
+        return Finding(level, Fault.DIVERGENCE, reason + healing, onset, "drift", evidence)
+
+    def _doubled_since(self) -> StepMetric | None:
+        """The first of nearly all of the last records that are at twice the best level."""
         if self._best is None:
-            return False
+            return None
         limit = self._best + self._config.doubled * self._best_magnitude
         if self._level.recent[-1] <= limit:
-            return False
+            return None  # nearly always: spares the look at the others
         recent = list(self._level.recent)[-STAYS_RECORDS:]
-        return sum(loss > limit for loss in recent) >= STAYS_NEED
+        high = [loss > limit for loss in recent]
+        if sum(high) < STAYS_NEED:
+            return None
+        return self._window[high.index(True) - len(recent)]
 
     def _brake(self, level: float) -> tuple[Level, str]:
         """Critical, unless it is healing and has not been waited for too long."""

@@ -252,7 +252,7 @@ class Panel:
 
     def _is_data(self, record: StepMetric, found: Finding) -> bool:
         """Whether this rise was here before, alike; else it is remembered for the next attempt."""
-        before = found.evidence.get("median", found.evidence.get("best"))
+        before = found.evidence.get("best", found.evidence.get("median"))
         if found.fault not in {Fault.LOSS_SPIKE, Fault.DIVERGENCE} or not before:
             return False
         records = min(len(self._level.recent), record.position.record - found.onset.position.record)

@@ -33,23 +33,25 @@ class ShiftMemory:
     """The critical rises of the run. Give it on from one attempt to the next."""
 
     def __init__(self, known: Iterable[Shift] = ()) -> None:
-        self._known = list(known)
+        self._earlier = tuple(known)
+        self._new: list[Shift] = []
 
     @property
     def known(self) -> tuple[Shift, ...]:
         """All that were seen, for the next attempt."""
-        return tuple(self._known)
+        return (*self._earlier, *self._new)
 
     def recognizes(self, shift: Shift, *, stride: float) -> bool:
-        """Whether this one was here before and is the data; else it is remembered.
+        """Whether an earlier attempt had this one, and it is the data; else it is remembered.
 
-        `stride`: steps between two records.
+        `stride`: steps between two records. What this attempt has seen itself proves nothing: one
+        rise is often found by two tests.
         """
         again = shift.calm and any(
             abs(shift.step - old.step) <= SAME_PLACE_RECORDS * stride
             and abs(shift.rise - old.rise) <= SAME_HEIGHT * max(shift.rise, old.rise)
-            for old in self._known
+            for old in self._earlier
         )
         if not again:
-            self._known.append(shift)
+            self._new.append(shift)
         return again
