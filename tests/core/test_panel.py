@@ -345,3 +345,14 @@ def test_the_same_rise_at_the_same_place_is_the_data() -> None:
 def test_another_rise_is_damage(times: float, at: int, more: dict) -> None:
     """Anything that differs is acted on."""
     assert CRITICAL in [severity for _fault, severity in again(times, at, **more)]
+
+
+def test_a_loss_found_to_be_adversarial_is_judged_by_its_numbers_only() -> None:
+    """Which loss it is may be known only after some records: a generator's may rise for ever."""
+    panel = Panel(PanelConfig())
+    records = inject(inject(flat(500), 100, 300, times=5.0), 400, 3, loss=NAN)
+    for each in records[:80]:
+        panel.observe(each)
+    panel.ignore_level()
+    told = [v for each in records[80:] if (v := panel.observe(each).verdict)]
+    assert {v.fault for v in told} == {Fault.LOSS_NONFINITE}

@@ -9,7 +9,6 @@ vanished too (OLMo issue 692), a loss frozen to all digits, a loss field that is
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from math import isfinite
 from statistics import median
 
@@ -36,6 +35,9 @@ SCALE_FELL = 1 / 64
 
 SMALLEST_SCALE = 1.0
 """The usual lower end of a loss scale; a scaler that is there cannot go on halving."""
+
+FLOOR_RECORDS = 3
+"""Overflows running at the lowest scale; single ones come down there in good health, too."""
 
 
 class CollapseConfig(BaseModel):
@@ -153,7 +155,9 @@ class CollapseDetector:
         count = self._zero.add(record, holds=zero and lost)
         if count:
             shown = f"loss is 0.0 beside a gradient norm of {spell(grad)}"
-            return self._finding(record, self._zero, config.zero_records, "zero", shown)
+            return self._finding(
+                record, self._zero, config.zero_records, "zero", shown, first=Level.WARNING
+            )
         if self._vanished.add(record, holds=self._has_vanished(record)):
             shown = f"loss is {spell(record.loss)} and the gradient norm {spell(grad)}: both are"
             shown += f" gone, they were {spell(median(self._losses))} and"
@@ -220,11 +224,10 @@ class CollapseDetector:
             record.grad_norm is not None and not is_finite(record.grad_norm)
         )
         skipped = self._skipped.add(record, holds=record.skipped)
-        if self._floor.add(record, holds=low and (overflows or self._floor.count > 0)):
+        if self._floor.add(record, holds=low and overflows):
             shown = f"the loss scale is at {spell(scale)}, from {spell(self._highest_scale)},"
-            shown += " and updates still overflow" if overflows else " and does not recover"
-            found = self._finding(record, self._floor, 3, "scale", shown, first=Level.WARNING)
-            return found if overflows else _at_most(found, Level.WARNING)
+            shown += " and updates still overflow"
+            return self._finding(record, self._floor, FLOOR_RECORDS, "scale", shown)
         needed = self._config.skipped_records * (2 if self._seen <= self._grace else 1)
         if skipped < max(2, needed // 2):
             return None
@@ -257,8 +260,3 @@ def _digits(value: float | None) -> int:
     """Significant digits of a number that came as JSON: a rounded one has few there too."""
     mantissa = repr(value).partition("e")[0]
     return len(mantissa.replace(".", "").strip("-0"))
-
-
-def _at_most(found: Finding, level: Level) -> Finding:
-    """The same finding, no louder than this."""
-    return replace(found, level=min(found.level, level))

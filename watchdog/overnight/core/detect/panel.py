@@ -115,6 +115,12 @@ class Panel:
         self._build_leveled()
         self._forget_episode()
 
+    def ignore_level(self) -> None:
+        """The loss is one of two that fight (GAN, RL): its level says nothing from here on."""
+        spike = self._config.spike.model_copy(update={"adversarial": True})
+        self._config = self._config.model_copy(update={"spike": spike})
+        self.rebase()
+
     def _build(self) -> None:
         collapse = self._config.collapse
         if self._sparse:
