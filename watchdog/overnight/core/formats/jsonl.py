@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterable, Mapping
 
 from overnight.core.formats.names import EVAL_WORDS, meaning
+from overnight.core.formats.plan import MAX_STEP
 from overnight.core.formats.reading import Loss, Reading, WorkerEvent
 from overnight.core.formats.text import (
     MAX_LINE_CHARS,
-    MAX_STEP,
     read_text,
     significant_digits,
     to_number,

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Kind = Literal["", "bar", "row", "rule", "skip", "summary"]
-"""How the numbers stood: in a line of text, in a progress bar, in a row of a table; `rule` is a
-table's border, `skip` a message that an update was left out, `summary` the end of an epoch."""
+Kind = Literal["", "bar", "whole", "row", "rule", "skip", "summary"]
+"""How the numbers stood: in text, in a progress bar, without any names, in a row of a table.
+`rule` is a table's border or an end, `skip` a message that an update was left out, `summary`
+an evaluation of both losses."""
 
 
 @dataclass(slots=True)

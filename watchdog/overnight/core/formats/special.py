@@ -17,10 +17,6 @@ _N = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|nan|NaN|inf)"
 _DARKNET = re.compile(rf"^\s*(\d+): ({_N}), ({_N}) avg(?: loss)?, ({_N}) rate")
 # 27.81% [2700/9707 1:31:48<3:58:14 nan]
 _FASTAI = re.compile(rf"^\s*[\d.]+% \[(\d+)/(\d+) [\d:]+<[\d:]+ ({_N})\]")
-# 490 | loss 5.0760 | lr 5.0e-04 | 870.80ms
-_LEADING_STEP = re.compile(r"^\s*(\d+)\s*[|:]\s+(?=[A-Za-z])")
-# s:326 trl:3.2519 lr:0.0003
-_SHORT_STEP = re.compile(r"^s:(\d+)\s")
 # [gpu-node] (trainer:636) INFO: 1epoch:train:1-632batch: iter_time=3.1e-04, loss=160.0
 _ESPNET = re.compile(r"(\d+)epoch:(train|valid):(\d+)-(\d+)batch")
 # Train loss 1200 2.345
@@ -99,9 +95,6 @@ def _with_step(line: str, low: str) -> Reading | None:
         exact = match[2] is None
         step = round(float(match[1]) * _UNITS.get(match[2] or "", 1.0))
         return Reading(step=step, rank=NAMED_RANK, exact=exact)
-    match = _LEADING_STEP.match(line) or _SHORT_STEP.match(line)
-    if match and len(match[1]) < 15:
-        return Reading(step=int(match[1]), rank=NAMED_RANK)
     return None
 
 
@@ -113,7 +106,7 @@ def _named(step: int, loss: Loss, *, lr: float | None = None) -> Reading:
         loss=loss.value,
         loss_key=loss.name,
         losses=(loss,),
-        kind="bar" if lr is None else "summary",
+        kind="whole",
     )
 
 
