@@ -20,6 +20,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from overnight.config import Config
+from overnight.core.detect.collapse import SPARSE_COLLAPSE
+from overnight.core.detect.drift import SPARSE_DRIFT
 from overnight.core.detect.panel import SPARSE_STRIDE
 from overnight.core.detect.spike import SPARSE
 from overnight.core.situation import FaultPolicy
@@ -49,12 +51,21 @@ The environment is no layer of the configuration. Three variables are read:
 | `TORCH_PYTHON` | `overnight demo` only: the Python interpreter that has PyTorch |
 """  # noqa: E501 - a table row is one line
 
-NOTES = {
-    "detect.spike": (
+
+def sparse_note(preset: dict[str, int]) -> str:
+    """What a detector does otherwise in a sparse log."""
+    return (
         f"Where the log has a line every {SPARSE_STRIDE} steps or rarer, the defaults are smaller: "
-        + ", ".join(f"`{key}` {value}" for key, value in SPARSE.items())
+        + ", ".join(f"`{key}` {value}" for key, value in preset.items())
         + ". A value that you set is kept."
-    ),
+    )
+
+
+NOTES = {
+    "detect.spike": sparse_note(SPARSE),
+    "detect.drift": sparse_note(SPARSE_DRIFT)
+    + " `adversarial` of `[detect.spike]` switches this off, too.",
+    "detect.collapse": sparse_note(SPARSE_COLLAPSE),
     "policy.FAULT": (
         "FAULT is a name of the [glossary](glossary.md#faults), for example `[policy.loss-spike]`. "
         "What happens without an override is in the [runbook](runbook.md)."

@@ -117,6 +117,7 @@ VALUES = (
     "overnight.core.story",
     "overnight.core.orders",
     "overnight.core.text",
+    "overnight.core.lines",  # bytes into lines: the same for a live tail and for replay
 )
 QUERIES = (
     "overnight.core",

@@ -20,7 +20,7 @@ import pytest
 
 from overnight.cli import cli
 from overnight.config import Config, parse_config
-from overnight.core import events
+from overnight.core import events, replay
 from overnight.core.lifecycle import State
 from overnight.core.resume import PLACEHOLDERS, Route
 from overnight.core.status import Now, public, snapshot
@@ -249,6 +249,7 @@ def test_the_fields_of_json_are_documented() -> None:
     entry = Entry(identity, "pt", saved_utc=0.0, position=events.Position(1, 1))
     assert json_section("status") == set(a_snapshot())
     assert json_section("incidents") == set(incident_json(incident))
+    assert json_section("replay") == set(replay.public("train.log", replay.Report()))
     assert json_section("checkpoints") == set(checkpoint_json(entry, events.Health.HEALTHY, ""))
 
 

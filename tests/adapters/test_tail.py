@@ -16,14 +16,13 @@ from hypothesis import strategies as st
 
 from overnight.adapters.tail import (
     LAG_BYTES,
-    LINE_BYTES,
     READ_BYTES,
     AttemptTails,
     Echo,
-    LineSplitter,
     Tail,
 )
 from overnight.core.events import Drained, LogChunk
+from overnight.core.lines import LINE_BYTES, LineSplitter
 from reports import Reports
 
 PIECES = [b"\n", b"\r\n", b"\r", b"\0", b"\xff", b"\xc3\xa9", b"loss", b"1.5", b" ", b"x" * 9000]

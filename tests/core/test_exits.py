@@ -40,7 +40,7 @@ def died(*lines: str, code: int | None = 1, signal: int | None = None, began: bo
             Fault.LOSS_NONFINITE,
             id="anomaly-mode",
         ),
-        pytest.param("MemoryError", "host-memory", Fault.CRASH, id="memory"),
+        pytest.param("MemoryError", "host-oom", Fault.HOST_OOM, id="memory"),
         pytest.param(
             "OSError: [Errno 28] No space left on device", "disk-full", Fault.DISK_FULL, id="disk"
         ),

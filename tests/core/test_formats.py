@@ -28,7 +28,7 @@ def shown(line: str) -> dict[str, object]:
     return {k: v for k, v in fields.items() if v not in (None, False) and k not in SHAPE}
 
 
-SHAPE = ("loss_key", "digits")
+SHAPE = ("loss_key", "digits", "rank", "exact", "kind", "losses", "counted_to")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,11 @@ SHAPE = ("loss_key", "digits")
             {"step": 326, "loss": "nan", "grad_norm": "nan", "lr": 2.79e-4},
             id="llm.c",
         ),
-        pytest.param("s:12 trl:3.2 loss:3.25 norm:0.41", {"loss": 3.25, "grad_norm": 0.41}, id="s"),
+        pytest.param(
+            "s:12 trl:3.2 loss:3.25 norm:0.41",
+            {"step": 12, "loss": 3.25, "grad_norm": 0.41},
+            id="s",
+        ),
         pytest.param(
             "step:947/6200 train_loss:3.7331 train_time:1234ms step_avg:nanms",
             {"step": 947, "loss": 3.7331},

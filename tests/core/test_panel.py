@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from core_lab import INF, NAN, criticals, curve, flat, inject, record, verdicts
+from overnight.core.detect.collapse import CollapseConfig
+from overnight.core.detect.drift import DriftConfig
 from overnight.core.detect.panel import Panel, PanelConfig
 from overnight.core.detect.spike import SpikeConfig
-from overnight.core.events import Fault, Level, Severity, StepMetric
+from overnight.core.events import Fault, Level, Position, Severity, StepMetric
 
 WARNING, CRITICAL = Severity.WARNING, Severity.CRITICAL
 CURVES = ["gpt_dense", "gpt_loss_only", "t5_sparse"]
@@ -18,6 +22,13 @@ CURVES = ["gpt_dense", "gpt_loss_only", "t5_sparse"]
 def said(records: list[StepMetric], config: PanelConfig | None = None) -> list[tuple]:
     """Fault, severity and detected step of each verdict."""
     return [(v.fault, v.severity, v.detected_step) for v in verdicts(records, config)]
+
+
+def scaled(records: list[StepMetric], first: int, factor: Callable[[int], float]) -> list:
+    """The records with the k-th loss from `first` on multiplied."""
+    for k in range(len(records) - first):
+        records = inject(records, first + k, 1, times=factor(k))
+    return records
 
 
 # --- real curves ---------------------------------------------------------------------------------
@@ -204,7 +215,8 @@ def test_a_nan_never_enters_a_baseline_and_a_later_spike_is_still_seen() -> None
 def test_without_level_tests_nan_is_still_found(config: SpikeConfig) -> None:
     """GAN losses may jump as they like, but not to NaN."""
     records = inject(inject(flat(300), 100, 100, times=50.0), 250, 3, loss=NAN)
-    found = criticals(records, PanelConfig(spike=config))
+    config = PanelConfig(spike=config, drift=DriftConfig(enabled=config.enabled))
+    found = criticals(records, config)
     assert [v.fault for v in found] == [Fault.LOSS_NONFINITE]
 
 
@@ -215,3 +227,132 @@ def test_a_verdict_carries_its_line_steps_and_evidence() -> None:
     assert (found.onset_step, found.detected_step, found.line) == (201, 203, 406)
     assert found.onset == records[200].position
     assert found.evidence["in_a_row"] == 3
+
+
+# --- divergence, collapse, slowdown ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("factor", "within"),
+    [
+        pytest.param(lambda _k: 1.15, 60, id="fifteen-percent-kept"),
+        pytest.param(lambda k: 1 + k / 2000, 650, id="one-percent-in-twenty-records"),
+    ],
+)
+def test_a_slow_divergence_is_found(factor: Callable[[int], float], within: int) -> None:
+    """What no spike detector sees."""
+    records = scaled(list(curve("gpt_loss_only")), 700, factor)
+    found = criticals(records)[0]
+    assert found.fault in {Fault.DIVERGENCE, Fault.LOSS_SPIKE}
+    assert 700 < found.detected.record < 700 + within
+
+
+@pytest.mark.parametrize("name", ["gpt_dense", "gpt_loss_only"])
+@pytest.mark.parametrize("tau", [5, 20])
+def test_a_healing_spike_is_left_alone(name: str, tau: int) -> None:
+    """A doubled loss that decays: rolling back would cost more than waiting."""
+    records = scaled(list(curve(name)), 650, lambda k: 1 + math.exp(-k / tau))
+    assert criticals(records) == []
+
+
+def test_a_level_that_stays_speaks_twice() -> None:
+    """1.0 to 4.5 and on: a leap after three records, no transient any more after ten."""
+    records = inject(flat(300), 200, 100, times=4.5)
+    assert said(records) == [
+        (Fault.LOSS_SPIKE, CRITICAL, 203),
+        (Fault.DIVERGENCE, CRITICAL, 210),
+    ]
+
+
+def test_a_loss_spike_after_a_gradient_alarm_is_told_at_once() -> None:
+    """The gradient grew for some records, then the loss follows: both are one story."""
+    records = inject(flat(300), 200, 3, grad_times=100.0)
+    assert said(inject(records, 203, 1, times=2.0, grad_times=900.0)) == [
+        (Fault.GRAD_SPIKE, CRITICAL, 203),
+        (Fault.LOSS_SPIKE, WARNING, 204),
+    ]
+
+
+def test_a_dead_loss_is_a_collapse() -> None:
+    """Zeros beside NaN gradients: the third is certain, in a sparse log the first."""
+    dead = inject(flat(300), 200, 100, loss=0.0, grad=NAN)
+    assert (Fault.COLLAPSE, CRITICAL, 203) in said(dead)
+    sparse = [record(20 * i, each.loss, each.grad_norm) for i, each in enumerate(dead, start=1)]
+    assert said(sparse)[0] == (Fault.COLLAPSE, CRITICAL, 20 * 201)
+
+
+def test_collapse_can_be_switched_off() -> None:
+    """For losses that are 0.0 by design."""
+    records = [record(i, 0.0, 0.0) for i in range(1, 200)]
+    assert {fault for fault, *_ in said(records)} == {Fault.COLLAPSE}
+    assert said(records, PanelConfig(collapse=CollapseConfig(enabled=False))) == []
+
+
+def test_a_slowdown_is_told_and_makes_nothing_suspect() -> None:
+    """A warning; checkpoints stay as good as they were."""
+    records = [replace(r, at=5.0 * i if i < 300 else 10.0 * i) for i, r in enumerate(flat(600))]
+    panel = Panel(PanelConfig())
+    judged = [panel.observe(each) for each in records]
+    told = [each.verdict for each in judged if each.verdict]
+    assert [(v.fault, v.severity) for v in told] == [(Fault.SLOWDOWN, WARNING)]
+    assert all(each.suspect_since is None for each in judged)
+
+
+# --- changes of data ------------------------------------------------------------------------------
+
+
+def test_an_announced_change_is_a_new_level() -> None:
+    """After rebase() the level is learned anew, and a NaN is still a NaN."""
+    panel = Panel(PanelConfig())
+    for each in flat(300):
+        panel.observe(each)
+    panel.rebase()
+    later = inject(inject(flat(300, first=301), 0, 300, times=1.5), 200, 3, loss=NAN)
+    told = [v for each in later if (v := panel.observe(each).verdict)]
+    assert [(v.fault, v.severity) for v in told] == [
+        (Fault.LOSS_NONFINITE, WARNING),
+        (Fault.LOSS_NONFINITE, CRITICAL),
+    ]
+
+
+def again(times: float, at: int, **more) -> list:
+    """Verdicts of a second attempt from step 150, which meets a rise where the first one did."""
+    first = Panel(PanelConfig())
+    records = inject(flat(400), 200, 200, times=1.5)
+    assert [v for each in records if (v := first.observe(each).verdict)]
+    second = Panel(PanelConfig(), records[:150], shifts=first.shifts)
+    later = [
+        replace(each, position=Position(2, number))
+        for number, each in enumerate(inject(flat(400), at, 200, times=times, **more)[150:], 1)
+    ]
+    return [(v.fault, v.severity) for each in later if (v := second.observe(each).verdict)]
+
+
+def test_the_same_rise_at_the_same_place_is_the_data() -> None:
+    """With gradients that are finite and normal it is accepted and told, not acted on."""
+    assert again(1.5, 200) == [(Fault.LOSS_SPIKE, Severity.INFO)]
+
+
+@pytest.mark.parametrize(
+    ("times", "at", "more"),
+    [
+        pytest.param(1.5, 260, {}, id="elsewhere"),
+        pytest.param(2.5, 200, {}, id="higher"),
+        pytest.param(1.5, 200, {"grad_times": 20.0}, id="wild-gradients"),
+        pytest.param(1.5, 200, {"grad": NAN}, id="lost-gradients"),
+    ],
+)
+def test_another_rise_is_damage(times: float, at: int, more: dict) -> None:
+    """Anything that differs is acted on."""
+    assert CRITICAL in [severity for _fault, severity in again(times, at, **more)]
+
+
+def test_a_loss_found_to_be_adversarial_is_judged_by_its_numbers_only() -> None:
+    """Which loss it is may be known only after some records: a generator's may rise for ever."""
+    panel = Panel(PanelConfig())
+    records = inject(inject(flat(500), 100, 300, times=5.0), 400, 3, loss=NAN)
+    for each in records[:80]:
+        panel.observe(each)
+    panel.ignore_level()
+    told = [v for each in records[80:] if (v := panel.observe(each).verdict)]
+    assert {v.fault for v in told} == {Fault.LOSS_NONFINITE}

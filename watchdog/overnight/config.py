@@ -17,9 +17,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from overnight.core.detect.collapse import CollapseConfig
+from overnight.core.detect.drift import DriftConfig
 from overnight.core.detect.gpu_hot import GpuHotConfig
 from overnight.core.detect.nonfinite import NonfiniteConfig
 from overnight.core.detect.panel import PanelConfig
+from overnight.core.detect.slowdown import SlowdownConfig
 from overnight.core.detect.spike import SpikeConfig
 from overnight.core.detect.stall import StallConfig
 from overnight.core.events import Fault
@@ -63,6 +66,9 @@ class DetectConfig(BaseModel):
 
     nonfinite: NonfiniteConfig = Field(default_factory=NonfiniteConfig)
     spike: SpikeConfig = Field(default_factory=SpikeConfig)
+    drift: DriftConfig = Field(default_factory=DriftConfig)
+    collapse: CollapseConfig = Field(default_factory=CollapseConfig)
+    slowdown: SlowdownConfig = Field(default_factory=SlowdownConfig)
     stall: StallConfig = Field(default_factory=StallConfig)
 
 
@@ -96,7 +102,13 @@ class Config(BaseModel):
     @property
     def panel(self) -> PanelConfig:
         """What the record detectors need."""
-        return PanelConfig(nonfinite=self.detect.nonfinite, spike=self.detect.spike)
+        return PanelConfig(
+            nonfinite=self.detect.nonfinite,
+            spike=self.detect.spike,
+            drift=self.detect.drift,
+            collapse=self.detect.collapse,
+            slowdown=self.detect.slowdown,
+        )
 
     @property
     def policies(self) -> PolicyConfig:

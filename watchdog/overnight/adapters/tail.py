@@ -18,59 +18,13 @@ from typing import Literal
 
 from overnight.adapters import inotify
 from overnight.core.events import Drained, LogChunk
+from overnight.core.lines import LineSplitter
 
 READ_BYTES = 1 << 18
-LINE_BYTES = 1 << 14
-"""What is kept of one line; the rest of a longer one is read and forgotten."""
-
 LAG_BYTES = 64 << 20
 """A reader this far behind skips to the end: old lines help nobody who must decide now."""
 
 POLL_S = 1.0
-
-
-class LineSplitter:
-    """Bytes in, whole lines out; ends a line at LF, CR LF or CR. Memory stays below one line.
-
-    `pending_bytes` counts what has come since the end of the last whole line.
-    """
-
-    def __init__(self) -> None:
-        self._partial = b""
-        self._after_cr = False
-        self._mid_line = False
-        self.pending_bytes = 0
-
-    def restart(self, *, mid_line: bool) -> None:
-        """What follows does not continue what came; `mid_line`: it begins inside a line."""
-        self._partial, self._after_cr, self._mid_line = b"", False, mid_line
-        self.pending_bytes = 0
-
-    def feed(self, data: bytes) -> list[str]:
-        """The lines that these bytes complete."""
-        if self._after_cr and data:
-            data = data.removeprefix(b"\n")
-            self._after_cr = False
-        if data:
-            self._after_cr = data.endswith(b"\r")
-        last_end = max(data.rfind(b"\n"), data.rfind(b"\r"))
-        if last_end >= 0:
-            self.pending_bytes = 0
-        self.pending_bytes += len(data) - last_end - 1
-        parts = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        parts[0] = self._partial + parts[0][: max(0, LINE_BYTES - len(self._partial))]
-        self._partial = parts.pop()[:LINE_BYTES]
-        if self._mid_line and parts:
-            self._mid_line = False
-            del parts[0]  # half a line can read like a record
-        return [part[:LINE_BYTES].decode(errors="replace") for part in parts]
-
-    def flush(self) -> list[str]:
-        """The unfinished last line, at the end of a file that will not grow."""
-        partial, self._partial, self.pending_bytes = self._partial, b"", 0
-        if self._mid_line:
-            return []
-        return [partial.decode(errors="replace")] if partial else []
 
 
 class _Follower:

@@ -20,6 +20,7 @@ class Commands(click.Group):
         "status": "overnight.cli.query",
         "incidents": "overnight.cli.query",
         "checkpoints": "overnight.cli.query",
+        "replay": "overnight.cli.replay",
         "stop": "overnight.cli.steer",
         "ack": "overnight.cli.steer",
         "alert-test": "overnight.cli.alert_test",

@@ -55,27 +55,93 @@ def _rule(cause: str, pattern: str, hint: str, *, startup: bool = False) -> _Rul
 
 
 _RULES = (
+    # OSError: [Errno 28] No space left on device
+    _rule("disk-full", r"No space left on device", "the disk is full: free space, then resume"),
     # torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a ...
+    # RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.
     _rule(
         "cuda-oom",
-        r"CUDA out of memory|CUDA error: out of memory|(?:torch\.(?:cuda\.)?)OutOfMemoryError",
+        r"(?:CUDA|HIP) out of memory|(?:CUDA [Ee]rror|CUDA ERROR\].*): out of memory"
+        r"|(?:torch\.(?:cuda\.)?)OutOfMemoryError|cudaErrorMemoryAllocation"
+        r"|RESOURCE_EXHAUSTED: |OOM when allocating tensor|CUBLAS_STATUS_ALLOC_FAILED",
         "out of GPU memory: a smaller batch, or PYTORCH_ALLOC_CONF=expandable_segments:True",
     ),
     # FloatingPointError: Loss is infinite or NaN at iteration=412!
+    # Exception: Current loss scale already at minimum - cannot decrease scale anymore.
+    # RuntimeError:  [!] NaN loss with decoder_loss.
     _rule(
         "numeric",
-        r"FloatingPointError|[Ll]oss is (?:infinite or )?(?:nan|NaN|inf)\b|returned nan values",
+        r"FloatingPointError|[Ll]oss is (?:infinite or )?(?:nan|NaN|inf)\b|returned nan values"
+        r"|Minimum loss scale reached|loss scale already at minimum|NaN loss|Loss (?:NaN|nan)\b"
+        r"|gradients at all steps are invalid|Invalid loss, terminating|`training_step` is nan"
+        r"|probability tensor contains either|Input contains NaN|found invalid values:.*nan"
+        r"|[Ll]oss (?:became|has become|went|turned|diverged)|[Nn]on-finite loss"
+        r"|Error: .*\b(?:NaN|nan)s? (?:loss|detected|encountered|in|found)\b",
         "the script stopped itself on a non-finite number",
     ),
-    # MemoryError / std::bad_alloc
-    _rule("host-memory", r"^MemoryError|std::bad_alloc", "the machine's memory was exhausted"),
-    # OSError: [Errno 28] No space left on device
-    _rule("disk-full", r"No space left on device", "the disk is full: free space, then resume"),
+    # RuntimeError: Expected all tensors to be on the same device, but found at least two devices
+    _rule(
+        "device-mismatch",
+        r"Expected all tensors to be on the same device|Input type .* and weight type .* should be",
+        "tensors on different devices: the code must move them, a restart will not help",
+    ),
+    # traceback : Signal 9 (SIGKILL) received by PID 1322
+    # RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed.
+    _rule(
+        "host-oom",
+        r"exitcode: -9\b|Signal 9 \(SIGKILL\)|killed by signal: Killed|^\s*Killed\s*$"
+        r"|oom[-_]kill|Out of memory: Killed process|^MemoryError|std::bad_alloc"
+        r"|DefaultCPUAllocator: |Cannot allocate memory|Unable to allocate .* for an array"
+        r"|worker_processes.* SIGKILL|line \d+: +\d+ Killed ",
+        "the machine's memory was exhausted: see dmesg and free -h; fewer loader workers help",
+    ),
+    # RuntimeError: DataLoader worker (pid 12) is killed by signal: Bus error. It is possible that
+    _rule(
+        "bus-error",
+        r"killed by signal: Bus error|Signal 7 \(SIGBUS\)|insufficient shared memory",
+        "often a full /dev/shm: give the DataLoader fewer workers or more shm",
+    ),
+    # RuntimeError: CUDA error: uncorrectable ECC error encountered
+    _rule(
+        "gpu-ecc",
+        r"uncorrectable ECC error|Uncorrectable ECC",
+        "the GPU's memory is damaged: see nvidia-smi -q -d ECC, then reset or replace the card",
+    ),
+    # RuntimeError: No CUDA GPUs are available / GPU is lost / fallen off the bus
+    _rule(
+        "gpu-lost",
+        r"GPU is lost|fallen off the bus|No CUDA GPUs are available|no CUDA-capable device"
+        r"|CUDA driver version is insufficient|Driver/library version mismatch",
+        "the driver does not see the GPU: nvidia-smi tells more, often only a reboot helps",
+    ),
     # RuntimeError: CUDA error: device-side assert triggered
     _rule(
         "cuda-error",
-        r"CUDA error: |device-side assert|CUDNN_STATUS|illegal memory access",
+        r"CUDA error: |CUDA ERROR|device-side assert|CUDNN_STATUS|illegal memory access"
+        r"|CUBLAS_STATUS|Loss\.cu:\d+.*Assertion|cudaError[A-Z]|CUDA_ERROR_",
         "the GPU reported an error; twice at the same step means the code or the data",
+    ),
+    # [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=96117, ...
+    _rule(
+        "nccl",
+        r"Watchdog caught collective operation timeout|NCCL (?:error|communicator was aborted)"
+        r"|ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclRemoteError"
+        r"|ProcessGroupNCCL.*(?:[Tt]imeout|heartbeat|exception)|DistBackendError"
+        r"|Connection (?:closed|reset) by (?:remote )?peer",
+        "ranks lost each other: one of them was slow or dead, its own output tells why",
+    ),
+    # Segmentation fault (core dumped)
+    _rule(
+        "segfault",
+        r"Segmentation fault|Signal 11 \(SIGSEGV\)|exitcode: -11\b|Fatal Python error: Segm",
+        "a native library crashed: see dmesg; try the run again on another version",
+    ),
+    # slurmstepd: error: *** JOB 11679031 ON gpu-node CANCELLED AT 2024-10-11T13:44:45 ***
+    _rule(
+        "killed",
+        r"slurmstepd: error: .*CANCELLED|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)"
+        r"|Signal 15 \(SIGTERM\)|SignalException: |Received SIGTERM|^\s*Terminated\s*$",
+        "a scheduler, another program or a person ended it",
     ),
     # ModuleNotFoundError: No module named 'flash_attn'
     _rule(
@@ -98,14 +164,42 @@ _RULES = (
     # train.py: error: unrecognized arguments: --resume
     _rule(
         "usage",
-        r"^\S+(?: \S+)?: error: |^usage: ",
+        r"^\S+(?: \S+)?: error: (?!\*)|^usage: ",
         "the script refused its command line",
         startup=True,
     ),
+    # KeyboardInterrupt
+    _rule("interrupted", r"^KeyboardInterrupt", "somebody pressed Ctrl-C"),
     _rule("runtime-error", r"^RuntimeError: ", "see the traceback in worker.log"),
     # Traceback (most recent call last):
     _rule("traceback", r"Traceback \(most recent call last\)", "see the traceback in worker.log"),
 )
+
+_HANDLED = re.compile(
+    r"using CPU|fall(?:ing|s)? ?back|retry|skipping (?:this )?batch|will be skipped|[Ii]gnoring"
+)
+"""Words of a script that goes on: the error of such a line has been dealt with."""
+
+_CERTAIN = frozenset(
+    (
+        "disk-full",
+        "cuda-oom",
+        "numeric",
+        "device-mismatch",
+        "host-oom",
+        "bus-error",
+        "gpu-ecc",
+        "gpu-lost",
+        "cuda-error",
+        "nccl",
+        "segfault",
+        "killed",
+    )
+)
+"""Causes that speak for a death even where nobody knows how the process ended."""
+
+LAST_WORDS = 40
+"""A traceback this near the end of a log is how the run ended."""
 
 _FAULTS = {
     "numeric": Fault.LOSS_NONFINITE,
@@ -129,12 +223,37 @@ def diagnose(record: ExitRecord, tail: Sequence[str], *, any_record: bool) -> De
     if record.error:
         return _death("missing-file", f"the command cannot be executed: {record.error}", (), True)
     lines = [line for line in tail[-TAIL_LINES:] if line.strip()]
+    found = _death_by_words(lines, any_record=any_record)
+    return found or _death_by_status(record, lines, any_record=any_record)
+
+
+def cause_of_end(status: int | None, tail: Sequence[str], *, any_record: bool) -> Death | None:
+    """How an old log ended, None for well. `status` is N, -N or 128 + N; None: nobody knows.
+
+    Scripts exit with 0 after having stopped themselves on NaN, so the last words count even then.
+    """
+    if status:
+        record = ExitRecord(status if status > 0 else None, -status if status < 0 else None, 0.0)
+        return diagnose(record, tail, any_record=any_record)
+    lines = [line for line in tail[-TAIL_LINES:] if line.strip()]
+    found = _death_by_words(lines, any_record=any_record)
+    if found is None:
+        return None
+    if status == 0:
+        return found if found.cause == "numeric" else None
+    if found.cause in _CERTAIN:
+        return found
+    return found if any("Traceback (most" in line for line in lines[-LAST_WORDS:]) else None
+
+
+def _death_by_words(lines: Sequence[str], *, any_record: bool) -> Death | None:
+    lines_left = [line for line in lines if _HANDLED.search(line) is None]
     for rule in _RULES:
-        hits = [line for line in lines if rule.pattern.search(line)]
+        hits = [line for line in lines_left if rule.pattern.search(line)]
         if hits:
             startup = rule.startup and not any_record
             return _death(rule.cause, rule.hint, (*hits[:1], *lines[-1:]), startup)
-    return _death_by_status(record, lines, any_record=any_record)
+    return None
 
 
 def _death_by_status(record: ExitRecord, lines: Sequence[str], *, any_record: bool) -> Death:

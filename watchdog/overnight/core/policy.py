@@ -92,6 +92,12 @@ class Policy:
             return Decision(Action.HALT, reason, needs_you=True)
         return Decision(Action.RESTART, choices[0].why, target=choices[0])
 
+    def intent(self, verdict: Verdict) -> Action:
+        """What would be done where every way is open: for an old log, of which nothing is left."""
+        if verdict.severity is not Severity.CRITICAL:
+            return Action.NOTIFY
+        return self._action(verdict.fault)
+
     def _action(self, fault: Fault) -> Action:
         override = self._config.faults.get(fault)
         if override is not None and override.action is not None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import median
 from typing import Literal
 
 from overnight.core.events import LogChunk, Position, StepMetric
-from overnight.core.formats import Reading, WorkerEvent, read_json, read_line
+from overnight.core.formats import Reading, WorkerEvent, read_json
+from overnight.core.formats.shape import Placed, Shape
 
 SILENT_FACTOR = 10
 """A metrics file silent for this many of its median gaps, while the log goes on, is given up."""
@@ -35,6 +37,9 @@ class RecordStream:
         self._last: StepMetric | None = None
         self._gaps: deque[float] = deque(maxlen=50)
         self._metrics_at: float | None = None
+        self.shape = Shape()
+        self.eval_records = 0
+        self.progress_at: float | None = None
         self.total_steps: int | None = None
         self.notes: list[str] = []
 
@@ -45,20 +50,53 @@ class RecordStream:
 
     def read(self, chunk: LogChunk, *, time_utc: float) -> Iterator[StepMetric | WorkerEvent]:
         """The records and protocol events of a chunk, in order."""
-        parse = read_json if chunk.source == "metrics" else read_line
         for offset, line in enumerate(chunk.lines):
-            found = parse(line)
-            if found is None:
-                continue
-            if isinstance(found, WorkerEvent):
-                yield from self._event(found, chunk)
-                continue
-            if found.total_steps is not None:
-                self.total_steps = found.total_steps
-            if found.is_training_record and self._takes(found, chunk):
-                record = self._record(found, chunk, chunk.first_line + offset, time_utc)
+            number = chunk.first_line + offset
+            if chunk.source == "log":
+                for found in self.shape.feed(line, number):
+                    yield from self._found(found, chunk, time_utc)
+            else:
+                parsed = read_json(line)
+                if parsed is not None:
+                    placed = Placed(parsed, number) if isinstance(parsed, Reading) else parsed
+                    yield from self._found(placed, chunk, time_utc)
+
+    def finish(self, *, at: float, time_utc: float) -> Iterator[StepMetric | WorkerEvent]:
+        """The record that was waiting for more of its block when the output ended."""
+        chunk = LogChunk(at, self._attempt, "log", (), first_line=0, end_offset=0)
+        for found in self.shape.end():
+            yield from self._found(found, chunk, time_utc)
+
+    def _found(
+        self, found: Placed | WorkerEvent, chunk: LogChunk, time_utc: float
+    ) -> Iterator[StepMetric | WorkerEvent]:
+        if isinstance(found, WorkerEvent):
+            yield from self._event(found, chunk)
+            return
+        reading = found.reading
+        if reading.total_steps is not None:
+            self.total_steps = reading.total_steps
+        if reading.kind == "skip":
+            yield from self._skipped(found, chunk, time_utc)
+        elif reading.is_training_record:
+            if self._takes(reading, chunk):
+                record = self._record(reading, chunk, found.line, time_utc)
                 if record is not None:
                     yield record
+        elif reading.eval_loss is not None:
+            self.eval_records += 1
+        else:
+            self.progress_at = chunk.at
+
+    def _skipped(self, found: Placed, chunk: LogChunk, time_utc: float) -> Iterator[StepMetric]:
+        """An update that was left out, as a record of its own: it has no loss."""
+        if self._source == chunk.source:
+            last = self._last
+            here = replace(found.reading, step=last.step if last else 0)
+            skipped = self._record(here, chunk, found.line, time_utc)
+            self._last = last or self._last
+            if skipped is not None:
+                yield skipped
 
     def _event(self, event: WorkerEvent, chunk: LogChunk) -> Iterator[WorkerEvent]:
         if chunk.source != "metrics":
@@ -112,7 +150,8 @@ class RecordStream:
         if step is None:
             step = self._records_before + self._count + 1
         last = self._last
-        same = last is not None and last.step == step and reading.step is not None
+        exact = reading.step is not None and reading.exact and reading.kind != "skip"
+        same = last is not None and last.step == step and exact
         if same and last is not None and _equal(last, reading):
             return None  # the same line again: another rank, a redrawn bar
         self._count += 1

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from overnight.core.detect.finding import Detector, Finding
+from overnight.core.detect.collapse import SPARSE_COLLAPSE, CollapseConfig, CollapseDetector
+from overnight.core.detect.drift import SPARSE_DRIFT, DriftConfig, DriftDetector
+from overnight.core.detect.finding import Detector, Finding, is_finite
+from overnight.core.detect.level import LossLevel
 from overnight.core.detect.nonfinite import NonfiniteConfig, NonfiniteDetector
-from overnight.core.detect.spike import SPARSE, GradSpikeDetector, LossSpikeDetector, SpikeConfig
+from overnight.core.detect.presets import sparse_spike, with_preset
+from overnight.core.detect.shift import Shift, ShiftMemory
+from overnight.core.detect.slowdown import SlowdownConfig, SlowdownDetector
+from overnight.core.detect.spike import GradSpikeDetector, LossSpikeDetector, SpikeConfig
 from overnight.core.events import Fault, Level, Position, Severity, StepMetric, Verdict
 
 SPARSE_STRIDE = 10
@@ -31,6 +37,9 @@ GRAD_PATIENCE = 5
 """A lone gradient spike is a warning only if the loss stays out of its band this long."""
 
 
+DATA = "the same rise at the same place as in an earlier attempt: a change of data, accepted"
+
+
 class PanelConfig(BaseModel):
     """The record detectors' own configs, under `[detect]`."""
 
@@ -38,6 +47,9 @@ class PanelConfig(BaseModel):
 
     nonfinite: NonfiniteConfig = Field(default_factory=NonfiniteConfig)
     spike: SpikeConfig = Field(default_factory=SpikeConfig)
+    drift: DriftConfig = Field(default_factory=DriftConfig)
+    collapse: CollapseConfig = Field(default_factory=CollapseConfig)
+    slowdown: SlowdownConfig = Field(default_factory=SlowdownConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,53 +67,117 @@ class Judgement:
 class Panel:
     """Feed it every accepted record of the run, in order."""
 
-    def __init__(self, config: PanelConfig, history: Iterable[StepMetric] = ()) -> None:
-        """`history` rebuilds the baselines after a restart; its verdicts are discarded."""
+    def __init__(
+        self,
+        config: PanelConfig,
+        history: Iterable[StepMetric] = (),
+        *,
+        shifts: Iterable[Shift] = (),
+    ) -> None:
+        """`history` rebuilds the baselines after a restart; its verdicts are discarded.
+
+        `shifts` are those of the panel before: a level shift seen there may be recognized.
+        """
         self._config = config
         self._sparse = False
+        self._stride = 1.0
         self._steps: deque[int] = deque(maxlen=8)
         self._kept: list[StepMetric] = []
         self._settled = False
+        self._dead: list[Detector] = []
         self._detectors: list[Detector] = []
         self._suspects: deque[bool] = deque(maxlen=WARN_WINDOW)
         self._suspect_since: Position | None = None
         self._calm = 0
         self._since_grad: int | None = None
+        self._grad_faults = False
         self._spoken: set[tuple[str, Severity]] = set()
+        self._shifts = ShiftMemory()
+        self._slowdown = SlowdownDetector(config.slowdown)
+        self._waiting: Verdict | None = None
         self._build()
         for record in history:
             self.observe(record)
         self._forget_episode()
+        self._shifts = ShiftMemory(shifts)
+        self._waiting = None
+
+    @property
+    def shifts(self) -> tuple[Shift, ...]:
+        """The critical rises so far, for the panel of the next attempt."""
+        return self._shifts.known
+
+    def rebase(self) -> None:
+        """An announced change (data, sequence length, loss weights): the level starts anew.
+
+        Dead and non-finite losses are judged on without a break.
+        """
+        self._build_leveled()
+        self._forget_episode()
+
+    def ignore_level(self) -> None:
+        """The loss is one of two that fight (GAN, RL): its level says nothing from here on."""
+        spike = self._config.spike.model_copy(update={"adversarial": True})
+        self._config = self._config.model_copy(update={"spike": spike})
+        self.rebase()
 
     def _build(self) -> None:
-        spike = self._config.spike
+        collapse = self._config.collapse
         if self._sparse:
-            spike = _sparse(spike)
-        self._detectors = [
-            NonfiniteDetector(self._config.nonfinite, sparse=self._sparse, grace=spike.min_records)
-        ]
-        if spike.enabled and not spike.adversarial:
-            self._detectors += [
-                LossSpikeDetector(spike),
-                GradSpikeDetector(spike, sparse=self._sparse),
-            ]
+            collapse = with_preset(collapse, SPARSE_COLLAPSE)
+        grace = self._spike.min_records
+        self._dead = [NonfiniteDetector(self._config.nonfinite, sparse=self._sparse, grace=grace)]
+        if collapse.enabled:
+            self._dead.append(CollapseDetector(collapse, grace=grace))
+        self._build_leveled()
+
+    @property
+    def _spike(self) -> SpikeConfig:
+        """The spike detectors' config with the preset of this log."""
+        return sparse_spike(self._config.spike) if self._sparse else self._config.spike
+
+    def _build_leveled(self) -> None:
+        """The detectors that hold the loss against a level: for losses whose level means much."""
+        spike, drift = self._spike, self._config.drift
+        if self._sparse:
+            drift = with_preset(drift, SPARSE_DRIFT)
+        self._level = LossLevel(spike.window, spike.min_records)
+        self._detectors = list(self._dead)
+        if spike.adversarial:
+            return
+        if spike.enabled:
+            self._detectors.append(LossSpikeDetector(spike, self._level))
+            self._detectors.append(GradSpikeDetector(spike, sparse=self._sparse))
+        if drift.enabled:
+            self._detectors.append(DriftDetector(drift, self._level))
 
     def _forget_episode(self) -> None:
         self._suspects.clear()
         self._suspect_since = None
         self._calm = 0
         self._since_grad = None
+        self._grad_faults = False
         self._spoken.clear()
 
     def observe(self, record: StepMetric) -> Judgement:
-        """Judge one record."""
+        """Judge one record. A slowdown makes nothing suspect, and waits while worse is said."""
         self._learn_stride(record)
-        findings = [found for detector in self._detectors if (found := detector.observe(record))]
+        self._waiting = self._slowdown.observe(record) or self._waiting
+        findings = self._ask(record)
+        if not findings:
+            self._since_grad = None
+            self._track(record, None)
+            verdict, self._waiting = self._waiting, None
+            return Judgement(Level.OK, verdict, self._suspect_since)
+        findings.sort(key=lambda finding: finding.level, reverse=True)
         self._watch_lone_gradient(findings)
-        worst = max(findings, key=lambda finding: finding.level, default=None)
-        level = worst.level if worst else Level.OK
-        self._track(record, worst)
-        return Judgement(level, self._verdict(record, worst), self._suspect_since)
+        self._track(record, findings[0])
+        verdict = self._verdict(record, findings)
+        return Judgement(findings[0].level, verdict, self._suspect_since)
+
+    def _ask(self, record: StepMetric) -> list[Finding]:
+        detectors = self._detectors
+        return [found for detector in detectors if (found := detector.observe(record))]
 
     def _learn_stride(self, record: StepMetric) -> None:
         """Settle on dense or sparse from the first strides, then judge what came before again."""
@@ -111,19 +187,20 @@ class Panel:
         self._kept.append(record)
         self._settled = len(self._kept) == self._steps.maxlen
         strides = [b - a for a, b in zip(self._steps, list(self._steps)[1:], strict=False) if b > a]
-        sparse = bool(strides) and median(strides) >= SPARSE_STRIDE
+        self._stride = float(median(strides)) if strides else 1.0
+        sparse = self._stride >= SPARSE_STRIDE
         if sparse != self._sparse:
             self._sparse = sparse
             self._build()
             for earlier in self._kept[:-1]:
-                for detector in self._detectors:
-                    detector.observe(earlier)
+                self._ask(earlier)
         if self._settled:
             self._kept.clear()
 
     def _watch_lone_gradient(self, findings: list[Finding]) -> None:
         """Count the records since a gradient spike during which the loss stayed out of its band."""
         faults = {finding.fault for finding in findings}
+        self._grad_faults |= not faults.isdisjoint({Fault.GRAD_SPIKE, Fault.GRAD_NONFINITE})
         if Fault.GRAD_SPIKE in faults:
             self._since_grad = 0
         elif Fault.LOSS_SPIKE not in faults:
@@ -133,11 +210,10 @@ class Panel:
 
     def _track(self, record: StepMetric, worst: Finding | None) -> None:
         """Keep the episode of suspicion up to date."""
-        suspect = worst is not None
-        self._suspects.append(suspect)
-        if suspect:
+        self._suspects.append(worst is not None)
+        if worst is not None:
             self._calm = 0
-            if self._suspect_since is None and worst is not None:
+            if self._suspect_since is None:
                 self._suspect_since = min(worst.onset.position, record.position)
         elif self._suspect_since is not None:
             self._calm += 1
@@ -149,41 +225,61 @@ class Panel:
         """Whether this episode has already had a critical verdict."""
         return any(severity is Severity.CRITICAL for _kind, severity in self._spoken)
 
-    def _verdict(self, record: StepMetric, worst: Finding | None) -> Verdict | None:
-        if worst is None:
-            return None
-        level = worst.level
-        lasting = sum(self._suspects) >= WARN_SUSPECTS or self._since_grad == GRAD_PATIENCE
-        if level is Level.SUSPECT and lasting:
-            level = Level.WARNING
-        if level < Level.WARNING:
-            return None
-        if worst.fault is Fault.LOSS_NONFINITE and self._alarmed:
-            level = Level.CRITICAL  # a number that is lost while the alarm is up needs no proof
-        severity = Severity.CRITICAL if level is Level.CRITICAL else Severity.WARNING
-        kind = f"{worst.fault}/{worst.kind}"
-        if not self._spoken.isdisjoint({(kind, severity), (kind, Severity.CRITICAL)}):
-            return None
-        self._spoken.add((kind, severity))
-        return Verdict(
-            at=record.at,
-            fault=worst.fault,
-            severity=severity,
-            reason=worst.reason,
-            onset=worst.onset.position,
-            detected=record.position,
-            onset_step=worst.onset.step,
-            detected_step=record.step,
-            evidence=worst.evidence,
-            line=record.line,
-        )
+    def _verdict(self, record: StepMetric, findings: list[Finding]) -> Verdict | None:
+        """The loudest that has not been said in this episode; each class of evidence speaks."""
+        for found in findings:
+            level = self._loudness(found, worst=found is findings[0])
+            if level < Level.WARNING:
+                continue
+            severity = Severity.CRITICAL if level is Level.CRITICAL else Severity.WARNING
+            kind = f"{found.fault}/{found.kind}"
+            if not self._spoken.isdisjoint({(kind, severity), (kind, Severity.CRITICAL)}):
+                continue
+            if severity is Severity.CRITICAL and self._is_data(record, found):
+                verdict = _spell_verdict(record, found, Severity.INFO)
+                self.rebase()
+                return replace(verdict, reason=f"{verdict.reason}; {DATA}")
+            self._spoken.add((kind, severity))
+            return _spell_verdict(record, found, severity)
+        return None
+
+    def _loudness(self, found: Finding, *, worst: bool) -> Level:
+        """The finding's level, raised by what lasts and by what has been proved already."""
+        level = found.level
+        if found.fault is Fault.LOSS_NONFINITE and level >= Level.WARNING and self._alarmed:
+            return Level.CRITICAL  # a number that is lost while the alarm is up needs no proof
+        if level is Level.SUSPECT:
+            lasting = sum(self._suspects) >= WARN_SUSPECTS and not self._spoken
+            lasting = lasting or self._since_grad == GRAD_PATIENCE
+            follows = found.fault is Fault.LOSS_SPIKE and self._alarmed
+            if (lasting and worst) or follows:
+                return Level.WARNING
+        return level
+
+    def _is_data(self, record: StepMetric, found: Finding) -> bool:
+        """Whether this rise was here before, alike; else it is remembered for the next attempt."""
+        before = found.evidence.get("best", found.evidence.get("median"))
+        if found.fault not in {Fault.LOSS_SPIKE, Fault.DIVERGENCE} or not before:
+            return False
+        records = min(len(self._level.recent), record.position.record - found.onset.position.record)
+        since = list(self._level.recent)[-max(4, records) :]
+        half = len(since) // 2
+        falling = sum(since[-half:]) <= sum(since[:half])
+        calm = is_finite(record.grad_norm) and not self._grad_faults and falling
+        rise = (self._level.newest() - before) / abs(before)
+        return self._shifts.recognizes(Shift(found.onset.step, rise, calm), stride=self._stride)
 
 
-def _sparse(config: SpikeConfig) -> SpikeConfig:
-    """The preset for sparse logs, except for what the user set by hand and what then fits."""
-    preset = {key: value for key, value in SPARSE.items() if key not in config.model_fields_set}
-    if preset.get("min_records", config.min_records) > preset.get("window", config.window):
-        preset = {key: preset[key] for key in preset.keys() - {"window", "min_records"}}
-    if preset.get("need", config.need) > preset.get("persist", config.persist):
-        preset = {key: preset[key] for key in preset.keys() - {"need", "persist"}}
-    return config.model_copy(update=preset)
+def _spell_verdict(record: StepMetric, found: Finding, severity: Severity) -> Verdict:
+    return Verdict(
+        at=record.at,
+        fault=found.fault,
+        severity=severity,
+        reason=found.reason,
+        onset=found.onset.position,
+        detected=record.position,
+        onset_step=found.onset.step,
+        detected_step=record.step,
+        evidence=found.evidence,
+        line=record.line,
+    )

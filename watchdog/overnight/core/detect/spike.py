@@ -1,8 +1,7 @@
 """Loss and gradient-norm spikes: robust to one bad batch, blind to no lasting one.
 
 Defaults and their measurements: docs/science.md (66 healthy public
-curves, 87 labelled runs). The baseline is a median and MAD of clean records: an outlier enters
-it cut to `gate` deviations, a non-finite value never.
+curves, 87 labelled runs). The baselines hold clean records only (level.py).
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from overnight.core.detect.finding import Finding, is_finite, spell
+from overnight.core.detect.level import LARGEST, LossLevel, Standing
 from overnight.core.detect.window import SortedWindow
 from overnight.core.events import Fault, Level, StepMetric
 
@@ -32,12 +32,26 @@ class SpikeConfig(BaseModel):
     )
     persist: int = Field(12, ge=3, description="records over which hits are counted")
     explosion: float = Field(
-        30.0,
+        10.0,
         gt=1,
         description="two records this many medians above the median are critical at once",
     )
+    leap: float = Field(
+        2.0,
+        gt=0,
+        description="three records this many medians above the median are critical unless falling",
+    )
     heal_records: int = Field(
         100, ge=0, description="how long a spike that is shrinking may take to heal"
+    )
+    heal_ratio: float = Field(
+        0.9,
+        gt=0,
+        lt=1,
+        description="healing: the excess of the last 4 records over the worst 4 of the last 12",
+    )
+    heal_ratio_far: float = Field(
+        0.8, gt=0, lt=1, description="healing: the same over the worst 4 of the last 36 records"
     )
     grad_ratio: float = Field(
         5.0, gt=1, description="gradient norm over its median: 5 of 6 records"
@@ -61,57 +75,51 @@ class SpikeConfig(BaseModel):
 SPARSE = {"window": 100, "min_records": 20, "need": 4, "persist": 5}
 """The same for logs with a line every 10 steps or rarer (docs/science.md)."""
 
-LARGEST = 1e100
-"""Numbers are cut to this before judging: far above float32, and their squares and sums stay
-finite, so that no printed number can put an infinity into a baseline."""
-
-GATE = 4.0
-"""Records beyond this many deviations enter the baseline cut to it, so outliers teach slowly."""
+LEAP_RECORDS = 3
+"""0 hits at a doubled loss in 290,000 records of real curves, GANs and PINNs included."""
 
 
 class LossSpikeDetector:
     """Level plus persistence, with a brake for spikes that are healing."""
 
-    def __init__(self, config: SpikeConfig) -> None:
+    def __init__(self, config: SpikeConfig, level: LossLevel | None = None) -> None:
+        """`level` is shared with other detectors of the same records; default: one of its own."""
         self._config = config
-        self._baseline = SortedWindow(config.window)
-        self._hits: deque[StepMetric | None] = deque(maxlen=config.persist)
-        self._recent: deque[float] = deque(maxlen=config.persist)
+        self._level = level or LossLevel(config.window, config.min_records)
+        self._hits: deque[StepMetric | None] = deque([None] * config.persist, config.persist)
         self._onset: StepMetric | None = None
         self._exploded = 0
+        self._leaps: deque[float] = deque(maxlen=LEAP_RECORDS)
         self._waited = 0
 
     def observe(self, record: StepMetric) -> Finding | None:
         """A finding while the loss stands out of its baseline."""
-        loss = record.loss
-        if loss is None or not is_finite(loss):
+        standing = self._level.measure(record)
+        if standing is None:
             return None
-        loss = max(-LARGEST, min(LARGEST, loss))
-        if len(self._baseline) < self._config.min_records:
-            self._baseline.push(loss)
-            self._recent.append(loss)
+        excess, magnitude = standing.excess, standing.magnitude
+        hit = standing.z > self._config.z and excess > self._config.rise * magnitude
+        if not hit and self._onset is None:  # nothing is remembered, and nothing begins
+            self._waited = max(0, self._waited - 1)
             return None
-        median = self._baseline.median()
-        sigma = self._baseline.sigma(median)
-        magnitude = max(abs(median), 2.0 * sigma)  # keeps thresholds sane near a loss of zero
-        scale = max(sigma, 0.01 * abs(median), 1e-12)
-        z = (loss - median) / scale
-        hit = z > self._config.z and loss - median > self._config.rise * magnitude
-        exploding = loss - median > self._config.explosion * magnitude
-        self._exploded = self._exploded + 1 if exploding else 0
         self._hits.append(record if hit else None)
-        self._recent.append(loss)
-        self._baseline.push(loss if z < GATE else median + GATE * scale)
-        return self._judge(record, median=median, z=z)
+        exploding = excess > self._config.explosion * magnitude
+        self._exploded = self._exploded + 1 if exploding else 0
+        if hit and excess > self._config.leap * magnitude:
+            self._leaps.append(standing.loss)
+        else:
+            self._leaps.clear()
+        return self._judge(record, standing)
 
-    def _judge(self, record: StepMetric, *, median: float, z: float) -> Finding | None:
+    def _judge(self, record: StepMetric, standing: Standing) -> Finding | None:
         hits = [hit for hit in self._hits if hit is not None]
         if not hits:
-            self._waited = max(0, self._waited - 1)
             self._onset = None
+            self._exploded = 0
             return None
         onset = self._onset = self._onset or hits[0]  # a healing spike outlives its window
-        evidence = {"loss": record.loss, "median": median, "z": z, "hits": len(hits)}
+        median = standing.median
+        evidence = {"loss": record.loss, "median": median, "z": standing.z, "hits": len(hits)}
         reason = (
             f"loss {spell(record.loss)} against a median of {spell(median)}"
             f" in {len(hits)} of the last {len(self._hits)} records since step {onset.step}"
@@ -120,6 +128,12 @@ class LossSpikeDetector:
         if self._exploded >= 2:
             level = Level.CRITICAL
             reason = f"loss exploded: {spell(record.loss)}, median {spell(median)}, two in a row"
+        elif self._leapt():
+            level = Level.CRITICAL
+            reason = (
+                f"loss leapt to {spell(record.loss)} from a median of {spell(median)}"
+                f" and stays there for {LEAP_RECORDS} records since step {onset.step}"
+            )
         elif len(hits) >= self._config.need:
             self._waited += 1
             if self._waited > self._config.heal_records or not self._healing(median):
@@ -130,14 +144,14 @@ class LossSpikeDetector:
             return None
         return Finding(level, Fault.LOSS_SPIKE, reason, onset, "spike", evidence)
 
-    def _healing(self, level: float) -> bool:
-        """Whether the excess shrinks: the newest third below 0.85 of the worse older third."""
-        if len(self._recent) < self._config.persist:
-            return False
-        values, third = list(self._recent), max(1, len(self._recent) // 3)
-        older = max(sum(values[:third]), sum(values[third : 2 * third])) / third - level
-        newest = sum(values[-third:]) / third - level
-        return older > 0 and newest < 0.85 * older
+    def _leapt(self) -> bool:
+        """Three records far up, the newest no lower than the two before it on average."""
+        leaps = self._leaps
+        return len(leaps) == LEAP_RECORDS and 2 * leaps[-1] >= leaps[0] + leaps[1]
+
+    def _healing(self, median: float) -> bool:
+        near, far = self._config.heal_ratio, self._config.heal_ratio_far
+        return self._level.healing(median, near=near, far=far)
 
 
 class GradSpikeDetector:
@@ -164,6 +178,8 @@ class GradSpikeDetector:
         clean = ratio <= self._config.grad_ratio
         # An outlier counts as the largest clean value: the median may follow a slow rise only.
         self._baseline.push(grad if clean else self._config.grad_ratio * median)
+        if clean and not any(value > self._config.grad_ratio for _entry, value in self._over):
+            return None
         return self._judge(record, median=median, ratio=ratio)
 
     def _judge(self, record: StepMetric, *, median: float, ratio: float) -> Finding | None:

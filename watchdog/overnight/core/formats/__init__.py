@@ -1,0 +1,16 @@
+"""Text that a worker prints -> what it says. Never raises, whatever the bytes."""
+
+from overnight.core.formats.jsonl import read_json, read_line
+from overnight.core.formats.reading import Loss, Reading, WorkerEvent
+from overnight.core.formats.text import MAX_LINE_CHARS, read_text, significant_digits
+
+__all__ = [
+    "MAX_LINE_CHARS",
+    "Loss",
+    "Reading",
+    "WorkerEvent",
+    "read_json",
+    "read_line",
+    "read_text",
+    "significant_digits",
+]

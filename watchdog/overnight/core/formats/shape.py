@@ -1,0 +1,308 @@
+"""The shape of one run's output, learned as it comes: which number is its loss, which its step.
+
+A line alone does not tell. The loss may be one of several, its step may stand in a heading, in
+the bar above, or nowhere; a record may be spread over a block of lines or a table.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from overnight.core.formats.jsonl import read_line
+from overnight.core.formats.names import meaning
+from overnight.core.formats.reading import Loss, Reading, WorkerEvent
+from overnight.core.formats.steps import Repeats, Steps
+from overnight.core.formats.text import has_decimal_comma, significant_digits
+
+SURE_RECORDS = 5
+"""After this many records with a step in their line, a loss without one is something else."""
+
+PATIENCE = 20
+"""So many lines against what was learned, and it is learned anew."""
+
+OVERFLOW_STREAK = 8
+"""Overflows before this many records in a row are no longer a scaler that searches its scale."""
+
+
+@dataclass(slots=True)
+class Placed:
+    """A reading with its place: the step of the run (None: unknown) and the 1-based line."""
+
+    reading: Reading
+    line: int
+
+
+@dataclass(slots=True)
+class _Key:
+    """The loss that this run is judged by."""
+
+    name: str = ""
+    rank: int = 99
+    missed: int = 0
+
+
+_STYLES = {"bar": "progress bar", "row": "table"}
+
+
+class Shape:
+    """Feed it every line of a log, in order; it answers with records, evaluations, progress."""
+
+    def __init__(self) -> None:
+        self._key = _Key()
+        self._steps = Steps()
+        self._repeats = Repeats()
+        self._pending: Placed | None = None
+        self._table: dict[str, Loss] = {}
+        self._context: Reading = Reading()
+        self._bars: dict[int, int] = {}
+        self._epoch: int | None = None
+        self._epoch_as_step: int | None = None
+        self._indexed = False
+        self._in_line = 0
+        self._against = 0
+        self._complete = 0
+        self._incomplete = 0
+        self._comma = False
+        self._records = 0
+        self._overflows = 0
+        self._streak = 0
+        self._scale: float | None = None
+        self.style: str | None = None
+        self.last_grad_norm: float | None = None
+        self.last_lr: float | None = None
+
+    @property
+    def loss_key(self) -> str | None:
+        """The name of the number that is taken as the training loss."""
+        return self._key.name or None
+
+    def feed(self, line: str, number: int) -> list[Placed | WorkerEvent]:
+        """What this line, with what was waiting for it, says."""
+        found = read_line(line, decimal_comma=self._comma)
+        if found is None:
+            return self._flush() if self._pending or self._table else []
+        if isinstance(found, WorkerEvent):
+            return [found]
+        if not self._comma and self._records < 50 and found.losses and has_decimal_comma(line):
+            self._comma = True
+            return self.feed(line, number)
+        return self._read(found, number)
+
+    def end(self) -> list[Placed | WorkerEvent]:
+        """The record that was waiting for more, at the end of the output."""
+        return self._flush()
+
+    # --- one line ------------------------------------------------------------------------------
+
+    def _read(self, found: Reading, number: int) -> list[Placed | WorkerEvent]:
+        kind = found.kind
+        if kind == "row":
+            row = found.losses[0]
+            if len(self._table) < 200:
+                self._table[row.name] = row
+            return []
+        if self._table:
+            out = self._flush_table(number)
+            return out + self._read(found, number)
+        if kind in ("rule", "skip"):
+            return self._flush() + (self._skip(found, number) if kind == "skip" else [])
+        if found.loss is None and found.eval_loss is not None:
+            return [*self._flush(), Placed(found, number)]
+        if found.epoch is not None and found.whole_epoch and abs(found.epoch) < 1e9:
+            self._epoch = int(found.epoch)
+        if found.loss is not None:
+            return self._loss(found, number)
+        return self._without_loss(found, number)
+
+    def _note(self, found: Reading) -> None:
+        if found.grad_norm is not None:
+            self.last_grad_norm = found.grad_norm
+        if found.lr is not None:
+            self.last_lr = found.lr
+
+    def _loss(self, found: Reading, number: int) -> list[Placed | WorkerEvent]:
+        pending = self._pending
+        if pending is not None:
+            names = {loss.name for loss in pending.reading.losses}
+            if found.step is None and not names & {loss.name for loss in found.losses}:
+                pending.reading.losses += found.losses
+                _merge(pending.reading, found)
+                return []
+            return self._flush() + self._loss(found, number)
+        if self._is_out_of_place(found):
+            return []
+        block = found.step is None and not self._bars and found.kind != "bar"
+        if block and (self._context.step is not None or self._context.epoch is not None):
+            _merge(found, self._context)
+            found.step, found.rank = self._context.step, self._context.rank
+            found.counted_to, found.exact = self._context.counted_to, self._context.exact
+            self._context = Reading()
+            self._pending = Placed(found, number)
+            return []
+        return self._record(found, number) if self._is_the_loss(found) else []
+
+    def _without_loss(self, found: Reading, number: int) -> list[Placed | WorkerEvent]:
+        """Context for the records that follow, progress, or a record whose loss is gone."""
+        pending = self._pending
+        if pending is not None:
+            if found.step is None and found.epoch is None:
+                _merge(pending.reading, found)
+                return []
+            return self._flush() + self._without_loss(found, number)
+        if found.kind == "bar":
+            return self._progress(found, number)
+        if found.is_training_record:
+            self._incomplete += 1
+            if self._complete or self._incomplete > PATIENCE:
+                return self._record(found, number)
+        self._note(found)
+        if found.step is not None or found.whole_epoch:
+            self._context = found
+        else:
+            _merge(self._context, found)
+        return []
+
+    def _progress(self, found: Reading, number: int) -> list[Placed | WorkerEvent]:
+        if found.step is None or found.counted_to is None:
+            return []
+        step = self._steps.absolute(
+            -found.counted_to, found.step, counted_to=found.counted_to, epoch=self._epoch
+        )
+        if len(self._bars) < 16:
+            self._bars[found.counted_to] = step
+        return [Placed(Reading(step=step, kind="bar"), number)]
+
+    def _skip(self, found: Reading, number: int) -> list[Placed | WorkerEvent]:
+        scale = found.loss_scale
+        if scale is not None and scale == self._scale and scale > 1:
+            return []  # another rank says the same
+        self._scale = scale
+        self._overflows += 1
+        return [Placed(found, number)]
+
+    # --- blocks and tables ---------------------------------------------------------------------
+
+    def _flush(self) -> list[Placed | WorkerEvent]:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return self._flush_table(0) if self._table else []
+        _choose(pending.reading)
+        if not self._is_the_loss(pending.reading):
+            return []
+        return self._record(pending.reading, pending.line)
+
+    def _flush_table(self, number: int) -> list[Placed | WorkerEvent]:
+        rows, self._table = list(self._table.values()), {}
+        if len(rows) < 2 or number == 0:
+            return []
+        found, losses = Reading(kind="row"), []
+        for row in rows:
+            role, rank = meaning(row.name)
+            if role == "loss":
+                losses.append(row)
+            elif role == "step" and math.isfinite(row.value) and rank > found.rank:
+                found.step, found.rank = int(row.value), rank
+            elif role in ("lr", "grad_norm") and getattr(found, role) is None:
+                setattr(found, role, row.value)
+        if not losses:
+            return []
+        found.losses = tuple(losses)
+        _choose(found)
+        return self._record(found, number) if self._is_the_loss(found) else []
+
+    # --- what was learned ----------------------------------------------------------------------
+
+    def _is_the_loss(self, found: Reading) -> bool:
+        """Put the run's loss into `found.loss`; False where the line gives only others."""
+        key = self._key
+        name = (found.loss_key or "").lower()
+        if name == key.name:
+            key.missed = 0
+            return True
+        rank = meaning(found.loss_key or "")[1]
+        if rank >= key.rank:
+            for loss in found.losses:
+                if loss.name.lower() == key.name:
+                    _take(found, loss)
+                    key.missed = 0
+                    return True
+            key.missed += 1
+            if key.missed <= PATIENCE:
+                return False
+        self._key = _Key(name, rank)
+        return True
+
+    def _is_out_of_place(self, found: Reading) -> bool:
+        """A loss without a step in a run whose records have one: a summary, a sampled text."""
+        if found.step is not None:
+            self._in_line, self._against = self._in_line + 1, 0
+            return False
+        if self._in_line < SURE_RECORDS or self._bars:
+            return False
+        self._against += 1
+        if self._against > PATIENCE:
+            self._in_line = 0
+        return True
+
+    def _record(self, found: Reading, number: int) -> list[Placed | WorkerEvent]:
+        _merge(found, self._context)
+        found.step = self._step_of(found)
+        self._context, self._bars = Reading(), {}
+        finite = found.loss is not None and math.isfinite(found.loss)
+        known = found.loss is None or finite
+        repeatable = found.step if found.exact else None
+        if repeatable is not None and self._repeats.is_repeat(repeatable, finite=known):
+            return []
+        if found.loss is not None and (found.grad_norm is not None or found.loss_scale is not None):
+            self._complete += 1
+        self._records += 1
+        self._note(found)
+        if self.style is None:
+            self.style = _STYLES.get(found.kind, "text") if found.digits is not None else "json"
+        self._count_overflows(found)
+        return [Placed(found, number)]
+
+    def _step_of(self, found: Reading) -> int | None:
+        if found.step is not None:
+            return self._steps.absolute(
+                found.rank, found.step, counted_to=found.counted_to, epoch=self._epoch
+            )
+        if self._bars:
+            return self._bars[max(self._bars)]
+        if found.epoch is None or not found.whole_epoch or self._indexed:
+            return None
+        epoch = int(found.epoch)
+        if epoch == self._epoch_as_step:
+            self._indexed = True  # several records an epoch: it is no step
+            return None
+        self._epoch_as_step = epoch
+        found.exact = False
+        return epoch
+
+    def _count_overflows(self, found: Reading) -> None:
+        """An unbroken series of overflows is a dead run, with a perfectly good-looking loss."""
+        skipped, self._overflows = self._overflows > 0, 0
+        self._streak = self._streak + 1 if skipped else 0
+        if skipped and found.grad_norm is None:
+            found.skipped = True
+            if self._streak >= OVERFLOW_STREAK:
+                found.grad_norm = math.inf
+
+
+def _merge(into: Reading, more: Reading) -> None:
+    """Fill what `into` does not know."""
+    for name in ("grad_norm", "lr", "tokens_per_s", "loss_scale", "total_steps"):
+        if getattr(into, name) is None:
+            setattr(into, name, getattr(more, name))
+    if into.epoch is None:
+        into.epoch, into.whole_epoch = more.epoch, more.whole_epoch
+
+
+def _choose(found: Reading) -> None:
+    _take(found, min(found.losses, key=lambda loss: meaning(loss.name)[1]))
+
+
+def _take(found: Reading, loss: Loss) -> None:
+    found.loss, found.loss_key = loss.value, loss.name
+    found.digits = significant_digits(loss.text) if loss.text is not None else None

@@ -1,0 +1,69 @@
+"""From printed counters to one step that only grows: epochs, restarts, ranks, resumes."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+REPEATS = 8
+"""A step seen this few records ago is another rank or a redraw, not a new record."""
+
+
+@dataclass(slots=True)
+class _Counter:
+    """One counter as last printed, and what earlier epochs add to it."""
+
+    last: int | None = None
+    largest: int = 0
+    epoch: int | None = None
+    offset: int = 0
+
+
+class Steps:
+    """Turns a counter that restarts every epoch into steps of the whole run."""
+
+    def __init__(self) -> None:
+        self._counters: dict[int, _Counter] = {}
+
+    def absolute(self, rank: int, count: int, *, counted_to: int | None, epoch: int | None) -> int:
+        """The step of the run at which this counter of the given kind stands."""
+        counter = self._counters.get(rank)
+        if counter is None:
+            if len(self._counters) > 64:  # a log that invents counters must not grow us
+                self._counters.clear()
+            counter = self._counters[rank] = _Counter()
+        if counter.last is not None:
+            counter.offset += _epochs_passed(counter, count, counted_to, epoch) * (
+                counted_to or counter.largest
+            )
+            counter.offset = max(0, counter.offset)
+        counter.last, counter.epoch = count, epoch
+        counter.largest = max(counter.largest, count)
+        return counter.offset + count
+
+
+def _epochs_passed(counter: _Counter, count: int, counted_to: int | None, epoch: int | None) -> int:
+    """How many epochs lie between two prints of a counter that is relative to its epoch."""
+    assert counter.last is not None
+    known = epoch is not None and counter.epoch is not None
+    later = epoch - counter.epoch if epoch is not None and counter.epoch is not None else 0
+    if known and (count <= counter.last or counter.offset > 0):
+        # A counter that went on through the new epoch counts the whole run.
+        return later if later > 0 or counter.offset > 0 else 0
+    began_again = counted_to is not None and 10 * count <= counted_to <= 2 * counter.last
+    return 1 if not known and count < counter.last and began_again else 0
+
+
+class Repeats:
+    """Which steps have just been recorded."""
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[int, bool]] = deque(maxlen=REPEATS)
+
+    def is_repeat(self, step: int, *, finite: bool) -> bool:
+        """Whether this step was just recorded; a rank that first says NaN is news."""
+        for seen, was_finite in self._recent:
+            if seen == step and (finite or not was_finite):
+                return True
+        self._recent.append((step, finite))
+        return False

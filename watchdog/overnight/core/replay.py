@@ -1,0 +1,273 @@
+"""An old log as if it were live: its lines in, records, verdicts and intended actions out."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from overnight.core.detect.panel import Panel, PanelConfig
+from overnight.core.detect.stall import StallConfig, StallDetector, Witness
+from overnight.core.events import Action, LogChunk, Position, Severity, StepMetric, Verdict
+from overnight.core.exits import TAIL_LINES, Death, cause_of_end
+from overnight.core.formats import WorkerEvent
+from overnight.core.policy import Policy
+from overnight.core.records import RecordStream
+from overnight.core.timestamps import stamp_s
+
+LATE_RECORDS = 3
+"""Other processes of a dying run may print so many records after the words that name its cause."""
+
+
+class Gap(BaseModel):
+    """A pause in the output of a run: so many seconds after this line."""
+
+    model_config = ConfigDict(frozen=True)
+
+    after_line: int
+    seconds: float
+
+
+class Pacing(BaseModel):
+    """When the lines of a log without time stamps came."""
+
+    model_config = ConfigDict(frozen=True)
+
+    normal_gap_s: float = Field(1.0, ge=0, description="seconds between two signs of progress")
+    legit_gaps: tuple[Gap, ...] = ()
+    silent_gaps: tuple[Gap, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A verdict with the line at which it was reached, and what would have been done."""
+
+    verdict: Verdict
+    line: int
+    action: Action
+    at: float
+
+
+@dataclass(slots=True)
+class Report:
+    """What a log says; `last_*` are the last printed values, `hours_saved` where times are known.
+
+    `timed`: whether the log's own time stamps or a pacing gave the times.
+    """
+
+    format: str | None = None
+    loss_key: str | None = None
+    records: int = 0
+    eval_records: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    last_loss: float | None = None
+    last_grad_norm: float | None = None
+    last_lr: float | None = None
+    findings: list[Finding] = field(default_factory=list)
+    death: Death | None = None
+    timed: bool = False
+    hours_saved: float | None = None
+    lines: int = 0
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Seconds since the first line, from time stamps where there are any, else from the pacing."""
+
+    pacing: Pacing | None
+    at: float = 0.0
+    shift: float | None = None
+    gaps: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        given = (self.pacing.legit_gaps + self.pacing.silent_gaps) if self.pacing else ()
+        self.gaps = {gap.after_line: gap.seconds for gap in given}
+
+    @property
+    def step_s(self) -> float:
+        """What a sign of progress takes where the log does not say."""
+        return self.pacing.normal_gap_s if self.pacing and self.shift is None else 0.0
+
+    def read(self, line: str) -> None:
+        """Move to the time at the head of a line; it never goes back."""
+        stamp = stamp_s(line)
+        if stamp is None:
+            return
+        if self.shift is None:
+            self.shift = self.at - stamp
+        if stamp + self.shift > self.at:
+            self.at = stamp + self.shift
+        elif self.at - stamp - self.shift > 60.0:
+            self.shift = self.at - stamp  # a clock set back, a log begun anew, a gap of the pacing
+
+
+class Replay:
+    """One log through parser, detectors and policy."""
+
+    def __init__(
+        self,
+        *,
+        panel: PanelConfig,
+        stall: StallConfig,
+        policy: Policy,
+        pacing: Pacing | None = None,
+    ) -> None:
+        self._panel = Panel(panel)
+        self._stall = StallDetector(stall, started_at=0.0)
+        self._policy = policy
+        self._clock = _Clock(pacing)
+        self._stream = RecordStream(1)
+        self._report = Report()
+        self._tail: deque[tuple[int, int, str]] = deque(maxlen=TAIL_LINES)
+        self._signs = 0
+        self._seen_step: int | None = None
+
+    def feed(self, lines: Iterable[str]) -> None:
+        """The next lines of the log."""
+        clock, report, stream = self._clock, self._report, self._stream
+        for line in lines:
+            before = clock.at
+            clock.read(line)
+            if clock.at > before:
+                self._check_stall(report.lines)
+            report.lines += 1
+            number = report.lines
+            at = clock.at + clock.step_s
+            self._signs = 0
+            chunk = LogChunk(at, 1, "log", (line,), first_line=number, end_offset=0)
+            stream.progress_at = None
+            for found in stream.read(chunk, time_utc=at):
+                self._take(found)
+            if stream.progress_at is not None:
+                self._progress(StepMetric(at, Position(1, 0), step=self._seen_step or 0))
+            if self._signs:
+                clock.at = at
+            if line and not line.isspace():
+                self._tail.append((number, report.records, line))
+            if number in clock.gaps:
+                clock.at += clock.gaps[number]
+                self._check_stall(number)
+
+    def finish(self, exit_code: int | None = None) -> Report:
+        """The end of the log; `exit_code` as a shell or Python reports it, None if unknown."""
+        report = self._report
+        for found in self._stream.finish(at=self._clock.at, time_utc=self._clock.at):
+            self._take(found)
+        self._die(exit_code)
+        shape = self._stream.shape
+        report.format, report.loss_key = shape.style, shape.loss_key
+        report.eval_records = self._stream.eval_records
+        report.last_grad_norm, report.last_lr = shape.last_grad_norm, shape.last_lr
+        report.timed = self._clock.shift is not None or self._clock.pacing is not None
+        if report.timed:
+            report.hours_saved = self._hours_saved()
+        return report
+
+    # --- records -------------------------------------------------------------------------------
+
+    def _take(self, found: StepMetric | WorkerEvent) -> None:
+        if isinstance(found, WorkerEvent):
+            return
+        judgement = self._panel.observe(found)
+        if not (found.skipped and found.loss is None):
+            self._count(found)
+            self._progress(found)
+        if judgement.verdict is not None:
+            self._add(judgement.verdict, found.line or self._report.lines)
+
+    def _count(self, record: StepMetric) -> None:
+        report = self._report
+        report.records += 1
+        report.first_step = record.step if report.first_step is None else report.first_step
+        report.last_step = self._seen_step = record.step
+        if record.loss is not None:
+            report.last_loss = record.loss
+
+    def _progress(self, record: StepMetric) -> None:
+        self._signs += 1
+        self._stall.observe(record)
+
+    def _check_stall(self, line: int) -> None:
+        verdict = self._stall.check(self._clock.at, Witness())
+        if verdict is not None:
+            self._add(verdict, line)
+
+    def _add(self, verdict: Verdict, line: int) -> None:
+        action = self._policy.intent(verdict)
+        self._report.findings.append(Finding(verdict, line, action, self._clock.at))
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def _die(self, exit_code: int | None) -> None:
+        report = self._report
+        tail = [(n, text) for n, seen, text in self._tail]
+        if not exit_code:  # without a status only the last words can tell
+            tail = [(n, t) for n, seen, t in self._tail if seen >= report.records - LATE_RECORDS]
+        began = report.records > 0
+        death = cause_of_end(exit_code, [text for _number, text in tail], any_record=began)
+        if death is None:
+            return
+        report.death = death
+        words = set(death.evidence[:1])
+        said = [number for number, text in tail if text.strip()[:300] in words]
+        line = said[0] if said else report.lines
+        last = report.last_step
+        verdict = Verdict(
+            at=self._clock.at,
+            fault=death.fault,
+            severity=Severity.CRITICAL,
+            reason=f"the run died: {death.cause}; {death.hint}",
+            onset_step=last,
+            detected_step=last,
+            line=line,
+            cause=death.cause,
+        )
+        self._add(verdict, line)
+
+    def _hours_saved(self) -> float | None:
+        first = next(
+            (f for f in self._report.findings if f.verdict.severity is Severity.CRITICAL), None
+        )
+        return None if first is None else max(0.0, self._clock.at - first.at) / 3600.0
+
+
+def public(log: str, report: Report) -> dict[str, Any]:
+    """The report as `replay --json` prints it: null for unknown, strings for NaN and infinity."""
+    return {
+        "log": log,
+        "format": report.format,
+        "loss_key": report.loss_key,
+        "records": report.records,
+        "eval_records": report.eval_records,
+        "first_step": report.first_step,
+        "last_step": report.last_step,
+        "last_loss": _plain(report.last_loss),
+        "last_grad_norm": _plain(report.last_grad_norm),
+        "last_lr": _plain(report.last_lr),
+        "verdicts": [_verdict(finding) for finding in report.findings],
+        "exit_cause": report.death.cause if report.death else None,
+    }
+
+
+def _verdict(finding: Finding) -> dict[str, Any]:
+    verdict = finding.verdict
+    return {
+        "fault": verdict.fault.value,
+        "severity": verdict.severity.value,
+        "line": finding.line,
+        "onset_step": verdict.onset_step,
+        "detected_step": verdict.detected_step,
+        "reason": verdict.reason,
+        "action": finding.action.value,
+    }
+
+
+def _plain(value: float | None) -> float | str | None:
+    if value is None or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
