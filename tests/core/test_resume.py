@@ -17,6 +17,7 @@ from overnight.core.resume import (
     base_lr,
     fill,
     means_of,
+    rate_arguments,
     resumed_command,
 )
 
@@ -245,3 +246,9 @@ def test_a_proof_stays_and_shows_its_numbers() -> None:
         watch.observe(record(step, lr=1e-3 / step))
     assert watch.observe(record(254, lr=1e-9)) is NOT_REDUCED
     assert watch.evidence["expected_lr"] == pytest.approx(0.5e-3 / 253)
+
+
+def test_a_start_from_scratch_takes_only_the_rate() -> None:
+    """No checkpoint, but the reduced rate: the other templates are left out."""
+    args = ["--resume", "{checkpoint}", "--lr", "{lr}", "--scale={lr_scale}", "--auto"]
+    assert rate_arguments(args) == ["--lr", "{lr}", "--scale={lr_scale}"]

@@ -250,4 +250,4 @@ class AttemptTails:
             tail.finish()
         if self._echoing is not None:
             self._echoing.finish()
-            self._echoing.done.wait(0.5)  # so that our next line stands below the worker's last
+            self._echoing.done.wait(0.1)  # so that our next line stands below the worker's last

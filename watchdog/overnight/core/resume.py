@@ -259,6 +259,17 @@ def resumed_command(command: Sequence[str], args: Sequence[str], values: Values)
     return result
 
 
+def rate_arguments(args: Sequence[str]) -> list[str]:
+    """The templates that only set the learning rate: what a start from scratch may use."""
+    kept: list[str] = []
+    for group in _groups(args):
+        words = list(args[group.index : group.index + group.length])
+        text = " ".join(words)
+        if ("{lr}" in text or "{lr_scale}" in text) and "{checkpoint}" not in text:
+            kept += words
+    return kept
+
+
 @dataclass
 class LrWatch:
     """Closed loop: is the logged learning rate what the new scale asks for?

@@ -85,7 +85,7 @@ class Keeper:
         elif "copy" in secured.method and not self._told_cost:
             self._told_cost = True
             size = secured.identity.size_bytes / 2**20
-            self._effects.say(f"checkpoints are kept safe as copies here, {size:,.0f} MiB each")
+            self._effects.say(f"checkpoints are kept safe as copies here, {size:,.1f} MiB each")
 
     def take_stock(self) -> None:
         """Hold the ledger against the disk: paths and vault copies that are not what they were."""

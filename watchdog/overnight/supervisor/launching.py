@@ -11,7 +11,7 @@ from overnight.core.events import Target
 from overnight.core.health import BEFORE_ALL
 from overnight.core.orders import Launch
 from overnight.core.records import RecordStream
-from overnight.core.resume import LrWatch, Route, Values, fill, resumed_command
+from overnight.core.resume import LrWatch, Route, Values, fill, rate_arguments, resumed_command
 from overnight.errors import WorkerError
 from overnight.supervisor.attempt import Attempt
 from overnight.supervisor.journal import Journal
@@ -60,6 +60,8 @@ class Launcher:
         command = list(settings.command)
         if resumes:
             command = resumed_command(command, settings.resume.args, values)
+        elif lr_scale != 1.0:
+            command = resumed_command(command, rate_arguments(settings.resume.args), values)
         launch = Launch(
             attempt=run.attempts,
             directory=directory,
@@ -87,6 +89,7 @@ class Launcher:
     def _attempt(self, target: Target | None, lr_scale: float, watch: LrWatch | None) -> Attempt:
         run, settings = self._run, self._run.settings
         at = self._effects.clock()
+        shifts = run.attempt.panel.shifts if run.attempt else ()
         return Attempt(
             number=run.attempts,
             started_at=at,
@@ -94,7 +97,7 @@ class Launcher:
             resumed=target,
             lr_scale=lr_scale,
             stream=RecordStream(run.attempts, records_before=run.last.step if run.last else 0),
-            panel=Panel(settings.panel, list(run.records)),
+            panel=Panel(settings.panel, list(run.records), shifts=shifts),
             stall=StallDetector(settings.stall, started_at=at),
             buffering=BlockBuffering(),
             watch=watch,
