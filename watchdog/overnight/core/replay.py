@@ -23,6 +23,10 @@ LATE_RECORDS = 3
 """Other processes of a dying run may print so many records after the words that name its cause."""
 
 
+UNTIMED_S = 1e-3
+"""Records of a log without any times come one after the other, and nothing lasts long."""
+
+
 class Gap(BaseModel):
     """A pause in the output of a run: so many seconds after this line."""
 
@@ -91,7 +95,9 @@ class _Clock:
     @property
     def step_s(self) -> float:
         """What a sign of progress takes where the log does not say."""
-        return self.pacing.normal_gap_s if self.pacing and self.shift is None else 0.0
+        if self.shift is not None:
+            return 0.0
+        return self.pacing.normal_gap_s if self.pacing else UNTIMED_S
 
     def read(self, line: str) -> None:
         """Move to the time at the head of a line; it never goes back."""
