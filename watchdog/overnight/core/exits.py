@@ -176,7 +176,7 @@ _RULES = (
 )
 
 _HANDLED = re.compile(
-    r"using CPU|fall(?:ing|s)? ?back|retry|skipping (?:this )?batch|will be skipped|[Ii]gnoring"
+    r"using CPU|fall(?:ing|s)? ?back|retry|will be skipped|[Ii]gnoring|[Ss]kipp(?:ed|ing)"
 )
 """Words of a script that goes on: the error of such a line has been dealt with."""
 

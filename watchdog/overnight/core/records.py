@@ -31,6 +31,7 @@ class RecordStream:
         """`records_before` numbers the steps of a script that prints none."""
         self._attempt = attempt
         self._count = 0
+        self._unnumbered = 0
         self._records_before = records_before
         self._source: Literal["log", "metrics"] = "log"
         self._floor: int | None = None
@@ -148,7 +149,8 @@ class RecordStream:
     ) -> StepMetric | None:
         step = reading.step
         if step is None:
-            step = self._records_before + self._count + 1
+            self._unnumbered += 1
+            step = self._records_before + self._unnumbered
         last = self._last
         exact = reading.step is not None and reading.exact and reading.kind != "skip"
         same = last is not None and last.step == step and exact

@@ -23,6 +23,10 @@ LATE_RECORDS = 3
 """Other processes of a dying run may print so many records after the words that name its cause."""
 
 
+UNTIMED_S = 1e-3
+"""Records of a log without any times come one after the other, and nothing lasts long."""
+
+
 class Gap(BaseModel):
     """A pause in the output of a run: so many seconds after this line."""
 
@@ -91,7 +95,9 @@ class _Clock:
     @property
     def step_s(self) -> float:
         """What a sign of progress takes where the log does not say."""
-        return self.pacing.normal_gap_s if self.pacing and self.shift is None else 0.0
+        if self.shift is not None:
+            return 0.0
+        return self.pacing.normal_gap_s if self.pacing else UNTIMED_S
 
     def read(self, line: str) -> None:
         """Move to the time at the head of a line; it never goes back."""
@@ -125,7 +131,8 @@ class Replay:
         self._report = Report()
         self._tail: deque[tuple[int, int, str]] = deque(maxlen=TAIL_LINES)
         self._signs = 0
-        self._seen_step: int | None = None
+        self._adversarial = False
+        self._held: list[tuple[Verdict, int]] = []
 
     def feed(self, lines: Iterable[str]) -> None:
         """The next lines of the log."""
@@ -134,7 +141,7 @@ class Replay:
             before = clock.at
             clock.read(line)
             if clock.at > before:
-                self._check_stall(report.lines)
+                self._check_stall(report.lines, certain=False)
             report.lines += 1
             number = report.lines
             at = clock.at + clock.step_s
@@ -144,20 +151,22 @@ class Replay:
             for found in stream.read(chunk, time_utc=at):
                 self._take(found)
             if stream.progress_at is not None:
-                self._progress(StepMetric(at, Position(1, 0), step=self._seen_step or 0))
+                step = report.last_step or 0
+                self._progress(StepMetric(at, Position(1, 0), step=step), went_on=True)
             if self._signs:
                 clock.at = at
             if line and not line.isspace():
                 self._tail.append((number, report.records, line))
             if number in clock.gaps:
                 clock.at += clock.gaps[number]
-                self._check_stall(number)
+                self._check_stall(number, certain=True)
 
     def finish(self, exit_code: int | None = None) -> Report:
         """The end of the log; `exit_code` as a shell or Python reports it, None if unknown."""
         report = self._report
         for found in self._stream.finish(at=self._clock.at, time_utc=self._clock.at):
             self._take(found)
+        self._release(went_on=True)
         self._die(exit_code)
         shape = self._stream.shape
         report.format, report.loss_key = shape.style, shape.loss_key
@@ -173,10 +182,14 @@ class Replay:
     def _take(self, found: StepMetric | WorkerEvent) -> None:
         if isinstance(found, WorkerEvent):
             return
+        if self._stream.shape.adversarial and not self._adversarial:
+            self._adversarial = True
+            self._panel.ignore_level()
         judgement = self._panel.observe(found)
         if not (found.skipped and found.loss is None):
+            last = self._report.last_step
             self._count(found)
-            self._progress(found)
+            self._progress(found, went_on=last is not None and found.step > last)
         if judgement.verdict is not None:
             self._add(judgement.verdict, found.line or self._report.lines)
 
@@ -184,17 +197,30 @@ class Replay:
         report = self._report
         report.records += 1
         report.first_step = record.step if report.first_step is None else report.first_step
-        report.last_step = self._seen_step = record.step
+        report.last_step = record.step
         if record.loss is not None:
             report.last_loss = record.loss
 
-    def _progress(self, record: StepMetric) -> None:
+    def _progress(self, record: StepMetric, *, went_on: bool) -> None:
         self._signs += 1
+        if self._held:
+            self._release(went_on=went_on)
         self._stall.observe(record)
 
-    def _check_stall(self, line: int) -> None:
+    def _check_stall(self, line: int, *, certain: bool) -> None:
+        """Silence up to now. Time stamps alone do not tell a hang from a run started again: what
+        comes next does."""
         verdict = self._stall.check(self._clock.at, Witness())
-        if verdict is not None:
+        if verdict is None:
+            return
+        if certain:
+            self._add(verdict, line)
+        else:
+            self._held.append((verdict, line))
+
+    def _release(self, *, went_on: bool) -> None:
+        held, self._held = self._held, []
+        for verdict, line in held if went_on else ():
             self._add(verdict, line)
 
     def _add(self, verdict: Verdict, line: int) -> None:

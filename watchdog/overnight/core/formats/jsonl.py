@@ -67,7 +67,10 @@ def _reading(values: Mapping[str, object]) -> Reading | None:
     return reading if seen else None
 
 
-def _numbers(values: Mapping[str, object]) -> Iterable[tuple[str, float, str | None]]:
+def _numbers(
+    values: Mapping[str, object], depth: int = 0
+) -> Iterable[tuple[str, float, str | None]]:
+    """Every number under its name; one inside another object has both names, as `train/loss`."""
     for name, item in values.items():
         if isinstance(item, bool):
             continue
@@ -80,6 +83,8 @@ def _numbers(values: Mapping[str, object]) -> Iterable[tuple[str, float, str | N
             number = to_number(item)
             if number is not None:
                 yield name, number, item
+        elif isinstance(item, dict) and depth < 2:
+            yield from _numbers({f"{name}/{key}": inner for key, inner in item.items()}, depth + 1)
 
 
 def read_line(line: str, *, decimal_comma: bool = False) -> Reading | WorkerEvent | None:

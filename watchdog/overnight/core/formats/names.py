@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 EVAL_WORDS = frozenset(
     (
@@ -25,6 +26,7 @@ EVAL_WORDS = frozenset(
 _NAMES = {
     **dict.fromkeys(("step", "steps", "iter", "iters", "iteration", "iterations"), "step"),
     **dict.fromkeys(("it", "update", "updates", "nupdates", "batch", "batches"), "step"),
+    **dict.fromkeys(("up", "步"), "step"),
     **dict.fromkeys(("timesteps", "batch count", "batch idx", "minibatch"), "step"),
     **dict.fromkeys(("epoch", "ep", "epochs"), "epoch"),
     **dict.fromkeys(("lr", "learning rate", "learningrate", "lr0", "lrate"), "lr"),
@@ -39,7 +41,7 @@ _NAMES = {
     # The loss under another name.
     **dict.fromkeys(("xent", "cost", "cross entropy", "crossentropy", "nll", "trl"), "loss"),
     **dict.fromkeys(("ce", "objective", "loss step", "loss total", "loss avg", "elbo"), "loss"),
-    **dict.fromkeys(("val bpb", "val ppl"), ""),
+    **dict.fromkeys(("g gan", "g l1", "d real", "d fake", "损失", "損失"), "loss"),
     # Durations, counts and names of something else, which end in a word of interest.
     **dict.fromkeys(("per step", "per iter", "per it", "per iteration", "per update"), ""),
     **dict.fromkeys(("s step", "ms step", "sec step", "s it", "ms it", "sec it", "s iter"), ""),
@@ -201,6 +203,16 @@ def _role(words: list[str]) -> str:
     if "loss" in words[:-1] and words[-1] not in _NO_LOSS:
         return "loss"  # loss_cls, loss/train/total
     return ""
+
+
+_GENERATORS = frozenset(("g", "gen", "generator", "actor", "policy"))
+_OPPONENTS = frozenset(("d", "disc", "discriminator", "critic", "value", "adv"))
+
+
+def are_adversarial(names: Iterable[str]) -> bool:
+    """Whether losses of these names fight each other (GAN, RL): their level then says nothing."""
+    words = {word for name in names for word in _WORD.findall(_CAMEL.sub(" ", name).lower())}
+    return not (words.isdisjoint(_GENERATORS) or words.isdisjoint(_OPPONENTS))
 
 
 def _loss_rank(words: list[str]) -> int:

@@ -29,8 +29,12 @@ _PAIR = re.compile(
 # What stands between brackets, bars and blanks as n/total; not a date, a path or a clock time.
 _COUNTER = re.compile(
     r"(?:^|(?<=[\s\[|(:]))(\d+(?:,\d+)*)[ \t]*/[ \t]*(\d+(?:,\d+)*)(?=[\s\]|(,:]|$)"
-    r"(?![ \t]+\d{1,2}:\d\d)"
 )
+_DATE = re.compile(r"\d\d/\d\d[ \t]+\d\d:\d\d")
+# [0/25][50/1583]  Loss_D: 0.6: the epoch, then the batch.
+_TWO_COUNTERS = re.compile(r"\[\s*(\d+)/\d+\]\s*\[\s*(\d+)/(\d+)\]")
+# I0721 02:52:10 1234 logging_writer.py:48] [990] grad_norm=0.52, train_loss=2.1
+_BRACKETED_STEP = re.compile(r"(?:^|[\w]\] ?)\[(\d+)\][ :]")
 # 490 | loss 5.0760 | lr 5.0e-04 | 870.80ms        s:326 trl:3.2519 lr:0.0003
 _LEADING_STEP = re.compile(r"^(?:\s*(\d+)\s*[|:]\s+(?=[A-Za-z])|s:(\d+)\s)")
 _EVAL_LINE = re.compile(
@@ -142,10 +146,8 @@ def plan_of(line: str, parts: Sequence[str]) -> Plan:
                 return Plan()  # "Map: 100%|", "Loading checkpoint shards: 50%|"
             if "epoch" in name and not any(op.role in ("epoch", "step") for op in ops):
                 return _epoch_bar(line, places)
-    leading = _LEADING_STEP.match(line)
-    if leading and has_loss:
-        group = 1 if leading[1] else 2
-        ops.append(_step_op(leading, group, places, rank=NAMED_RANK))
+    if has_loss:
+        ops += _leading_step(line, places)
     if "/" in line:
         ops += _counters(line, places)
     if not ops:
@@ -193,12 +195,28 @@ def _step_op(
     return Op("step", rank, "", at, text="" if at >= 0 else found[group])
 
 
+def _leading_step(line: str, places: dict[tuple[int, int], int]) -> list[Op]:
+    """A step without a name, at the head of the line."""
+    if leading := _LEADING_STEP.match(line):
+        return [_step_op(leading, 1 if leading[1] else 2, places, rank=NAMED_RANK)]
+    if bracketed := _BRACKETED_STEP.search(line):
+        return [_step_op(bracketed, 1, places, rank=1)]
+    return []
+
+
 def _counters(line: str, places: dict[tuple[int, int], int]) -> list[Op]:
     """The first n/total that does not count epochs."""
+    if two := _TWO_COUNTERS.search(line):
+        spans = [places.get(two.span(group), -1) for group in (1, 2, 3)]
+        if min(spans) >= 0:
+            epoch = Op("epoch", 0, "", spans[0])
+            return [epoch, Op("step", COUNTER_RANK, "", spans[1], spans[2])]
     for found in _COUNTER.finditer(line):
         before = line[max(0, found.start() - 8) : found.start()].lower()
         if "poch" in before and "%" not in before:
             continue  # "Epoch 1/5", "Epoch: [1/90]"
+        if _DATE.match(line, found.start()):
+            continue
         at, total_at = places.get(found.span(1), -1), places.get(found.span(2), -1)
         lost = at < 0 or total_at < 0
         text, total = (found[1], found[2]) if lost else ("", "")

@@ -7,10 +7,12 @@ the bar above, or nowhere; a record may be spread over a block of lines or a tab
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
+from overnight.core.formats.columns import Columns
 from overnight.core.formats.jsonl import read_line
-from overnight.core.formats.names import meaning
+from overnight.core.formats.names import are_adversarial, meaning
 from overnight.core.formats.reading import Loss, Reading, WorkerEvent
 from overnight.core.formats.steps import Repeats, Steps
 from overnight.core.formats.text import has_decimal_comma, significant_digits
@@ -42,6 +44,7 @@ class _Key:
     missed: int = 0
 
 
+_RANK = re.compile(r"\b(?:rank|default|gpu|local_rank)[ :=_]?(\d+)\b", re.IGNORECASE)
 _STYLES = {"bar": "progress bar", "row": "table"}
 
 
@@ -50,10 +53,15 @@ class Shape:
 
     def __init__(self) -> None:
         self._key = _Key()
+        self._line = ""
+        self._rank: str | None = None
+        self._last: tuple[float | None, ...] = ()
         self._steps = Steps()
         self._repeats = Repeats()
         self._pending: Placed | None = None
         self._table: dict[str, Loss] = {}
+        self._columns = Columns()
+        self.adversarial = False
         self._context: Reading = Reading()
         self._bars: dict[int, int] = {}
         self._epoch: int | None = None
@@ -79,7 +87,11 @@ class Shape:
 
     def feed(self, line: str, number: int) -> list[Placed | WorkerEvent]:
         """What this line, with what was waiting for it, says."""
-        found = read_line(line, decimal_comma=self._comma)
+        self._line = line
+        found = self._columns.read(line) or read_line(line, decimal_comma=self._comma)
+        plain = found is None or (not isinstance(found, WorkerEvent) and found.step is None)
+        if plain and self._columns.is_heading(line):
+            found = None
         if found is None:
             return self._flush() if self._pending or self._table else []
         if isinstance(found, WorkerEvent):
@@ -254,17 +266,32 @@ class Shape:
         repeatable = found.step if found.exact else None
         if repeatable is not None and self._repeats.is_repeat(repeatable, finite=known):
             return []
+        if found.step is None and known and self._is_echo(found):
+            return []
         if found.loss is not None and (found.grad_norm is not None or found.loss_scale is not None):
             self._complete += 1
         self._records += 1
         self._note(found)
+        if self._records <= SURE_RECORDS and len(found.losses) > 1:
+            self.adversarial |= are_adversarial(loss.name for loss in found.losses)
         if self.style is None:
             self.style = _STYLES.get(found.kind, "text") if found.digits is not None else "json"
         self._count_overflows(found)
         return [Placed(found, number)]
 
+    def _is_echo(self, found: Reading) -> bool:
+        """A record without a step that another rank or a second logger has already given."""
+        rank = _RANK.search(self._line, 0, 60)
+        if rank is not None:
+            self._rank = self._rank or rank[1]
+            if rank[1] != self._rank:
+                return True
+        now = (found.loss, found.grad_norm, found.lr, found.epoch)
+        before, self._last = self._last, now
+        return now == before and bool(found.loss) and found.grad_norm is not None
+
     def _step_of(self, found: Reading) -> int | None:
-        if found.step is not None:
+        if found.step is not None and not self._repeats.are_endless:
             return self._steps.absolute(
                 found.rank, found.step, counted_to=found.counted_to, epoch=self._epoch
             )

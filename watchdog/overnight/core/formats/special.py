@@ -20,11 +20,13 @@ _FASTAI = re.compile(rf"^\s*[\d.]+% \[(\d+)/(\d+) [\d:]+<[\d:]+ ({_N})\]")
 # [gpu-node] (trainer:636) INFO: 1epoch:train:1-632batch: iter_time=3.1e-04, loss=160.0
 _ESPNET = re.compile(r"(\d+)epoch:(train|valid):(\d+)-(\d+)batch")
 # Train loss 1200 2.345
-_LOSS_AT_STEP = re.compile(rf"\bloss[ :]+(\d+)[ :,]+({_N})\s*$", re.IGNORECASE)
+_LOSS_AT_STEP = re.compile(rf"\bloss[ :]++(\d++)[ :,]++({_N})\s*$", re.IGNORECASE)
 # Progress on:train 1.47kit/10.0kit rate:2.1s/it remaining:4:58:33 postfix:loss=2.99
 _LOGGED_BAR = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)(k|M)?it/(\d+(?:\.\d+)?)(k|M)?it\b")
 # | value_loss         | 26.523152     |
-_ROW = re.compile(rf"^\s*[|│┃]\s*([\w/ .%()\-]{{1,60}}?)\s*[|│┃]\s*({_N})\s*[|│┃]?\s*$")
+_ROW = re.compile(
+    rf"^\s*+[|│┃]\s*+([\w/.%()\-][\w/ .%()\-]{{0,59}}?)\s*+[|│┃]\s*+({_N})\s*+[|│┃]?\s*$"
+)
 _RULE = re.compile(r"^\s*[-+=|─━┃│┌┐└┘├┤]{8,}\s*$")
 # step 2000: train loss 4.2309, val loss 4.2540
 _BOTH = re.compile(rf"\bstep (\d+): train loss {_N}, val loss ({_N})")

@@ -9,12 +9,17 @@ REPEATS = 8
 """A step seen this few records ago is another rank or a redraw, not a new record."""
 
 
+STUCK = 300
+"""Nobody starts so many ranks on one box, nor redraws one step so often."""
+
+
 @dataclass(slots=True)
 class _Counter:
     """One counter as last printed, and what earlier epochs add to it."""
 
     last: int | None = None
     largest: int = 0
+    stride: int = 1
     epoch: int | None = None
     offset: int = 0
 
@@ -34,9 +39,11 @@ class Steps:
             counter = self._counters[rank] = _Counter()
         if counter.last is not None:
             counter.offset += _epochs_passed(counter, count, counted_to, epoch) * (
-                counted_to or counter.largest
+                counted_to or counter.largest + (counter.stride if count < counter.stride else 0)
             )
             counter.offset = max(0, counter.offset)
+            if count > counter.last:
+                counter.stride = count - counter.last
         counter.last, counter.epoch = count, epoch
         counter.largest = max(counter.largest, count)
         return counter.offset + count
@@ -59,11 +66,19 @@ class Repeats:
 
     def __init__(self) -> None:
         self._recent: deque[tuple[int, bool]] = deque(maxlen=REPEATS)
+        self._stuck = 0
+
+    @property
+    def are_endless(self) -> bool:
+        """Whether the number does not move at all: it is no step, a process id perhaps."""
+        return self._stuck >= STUCK
 
     def is_repeat(self, step: int, *, finite: bool) -> bool:
         """Whether this step was just recorded; a rank that first says NaN is news."""
         for seen, was_finite in self._recent:
             if seen == step and (finite or not was_finite):
+                self._stuck += 1
                 return True
         self._recent.append((step, finite))
+        self._stuck = 0
         return False
