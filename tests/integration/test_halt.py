@@ -67,12 +67,15 @@ def test_checkpoints_after_the_onset_are_never_used(box):
 
 
 def test_poisoned_checkpoints_are_suspect_and_listed_with_the_reason(box):
-    """A save between onset and kill is finite, and still suspect."""
-    done = box.run(box.command("--fault", "spike@236", "--steps", "260"))
+    """What is saved after the onset is finite, and still suspect; what was saved before is not."""
+    done = box.run(box.command("--fault", "spike@236", "--steps", "290"), "--observe")
     assert done.status == 0, done.err
-    [incident] = box.incidents()
-    assert incident["onset_step"] == 236
-    assert incident["checkpoint"]["step"] < 236
+    found = box.checkpoints()
+    for step in (240, 260, 280):
+        assert found[step]["health"] == "suspect"
+        assert "at or after the onset of" in found[step]["reason"]
+    assert found[120]["health"] == "healthy"
+    assert found[220]["health"] == "verified"
 
 
 def test_overwriting_in_place_does_not_take_the_vaulted_copy_along(box):

@@ -23,6 +23,7 @@ from overnight.core.events import (
     StepMetric,
     Target,
 )
+from overnight.core.placing import BEFORE_ALL, is_past, order_step_of
 from overnight.core.story import Entry
 
 
@@ -53,6 +54,7 @@ class Ledger:
         self._waiting = set(self._entries)  # those that records may still confirm or taint
         self._last_step: int | None = None
         self._suspect_since: Position | None = None
+        self._poison: tuple[Position, str] | None = None  # onset and reason, in this attempt
         self._pinned: Identity | None = None
         self.revision = 0
         """Grows whenever a fact changes: what follows from the facts need not be asked before."""
@@ -85,7 +87,7 @@ class Ledger:
         known = self._entries.get(found.identity)
         if known is not None and known.step is None and found.step is not None:
             # inotify saw it first; the worker's own announcement names the step.
-            order = _order_step(found.step, last=last, stride=stride)
+            order = order_step_of(found.step, last=last, stride=stride)
             known = replace(known, step=found.step, order_step=order)
         if known is not None:
             return self._put(replace(known, gone=False))  # perhaps renamed away and back
@@ -99,10 +101,12 @@ class Ledger:
             saved_utc=found.saved_utc,
             position=position,
             step=found.step,
-            order_step=_order_step(found.step, last=last, stride=stride),
+            order_step=order_step_of(found.step, last=last, stride=stride),
             in_place=found.in_place,
             abandoned=abandoned,
         )
+        if self._poison is not None and position >= self._poison[0] and not abandoned:
+            entry = replace(entry, poisoned=self._poison[1])
         return self._put(entry)
 
     def began(self, first_step: int, *, started_utc: float) -> None:
@@ -185,12 +189,14 @@ class Ledger:
 
         Returns what it hit.
         """
+        reason = f"saved at or after the onset of {name}"
+        reason += f" at step {onset_step}" if onset_step is not None else ""
+        if self._poison is None or onset < self._poison[0]:
+            self._poison = (onset, reason)
         hit = []
         for entry in list(self._entries.values()):
             before = self._is_before(entry, onset, onset_step) and not self._in_episode(entry)
             if not entry.abandoned and not before:
-                reason = f"saved at or after the onset of {name}"
-                reason += f" at step {onset_step}" if onset_step is not None else ""
                 hit.append(self._put(replace(entry, poisoned=reason)))
         return hit
 
@@ -204,6 +210,7 @@ class Ledger:
         if chosen is not None:
             self._put(replace(chosen, abandoned=False))
         self._last_step = chosen.order_step if chosen else None
+        self._poison = None
         self._suspect_since = None
 
     def forget_lost(self) -> list[Identity]:
@@ -371,24 +378,6 @@ class Ledger:
         if not near or entry.order_step is None or onset_step is None:
             return True
         return entry.order_step < onset_step
-
-
-BEFORE_ALL = Position(0, 0)
-"""The position of what was saved before the run's first record."""
-
-
-def is_past(step: int | None, first_step: int) -> bool:
-    """Whether a checkpoint that was there before the run can be what the run continues from."""
-    return step is not None and step <= first_step
-
-
-def _order_step(step: int | None, *, last: StepMetric | None, stride: int) -> int | None:
-    """The step that orders a checkpoint: its own while within one log stride of the logged one."""
-    if last is None:
-        return step
-    if step is not None and abs(step - last.step) <= max(stride, 1):
-        return step
-    return last.step
 
 
 def _age(entry: Entry) -> tuple[Position, float]:

@@ -8,8 +8,8 @@ from overnight.core.buffering import BlockBuffering
 from overnight.core.detect.panel import Panel
 from overnight.core.detect.stall import StallDetector
 from overnight.core.events import Target
-from overnight.core.health import BEFORE_ALL
 from overnight.core.orders import Launch
+from overnight.core.placing import BEFORE_ALL
 from overnight.core.records import RecordStream
 from overnight.core.resume import LrWatch, Route, Values, fill, rate_arguments, resumed_command
 from overnight.errors import WorkerError

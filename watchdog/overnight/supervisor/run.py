@@ -21,9 +21,10 @@ from overnight.core.events import (
     Verdict,
 )
 from overnight.core.exits import Death
-from overnight.core.health import Ledger, is_past
+from overnight.core.health import Ledger
 from overnight.core.incidents import Book
 from overnight.core.lifecycle import Lifecycle
+from overnight.core.placing import is_past
 from overnight.core.policy import Policy
 from overnight.core.resume import LrWatch, Means, ResumeConfig, expected_hello, means_of
 from overnight.core.situation import PastRecovery, Situation
