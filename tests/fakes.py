@@ -91,6 +91,7 @@ class World:
                 gpu=parsed.gpu,
                 resume=parsed.resume,
                 grace_s=parsed.run.grace_s,
+                max_loss_s=parsed.checkpoints.max_loss_s,
                 base_lr=0.001,
                 **settings,
             ),

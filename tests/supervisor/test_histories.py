@@ -233,3 +233,17 @@ def test_records_that_stay_bad_keep_a_warning_open():
     world = World([steps(1, 200), *bad, steps(206, 330), dies(code=0)])
     assert world.supervise() == 0
     assert all(i.closed_utc is not None for i in world.incidents.values())
+
+
+def test_work_at_risk_is_told_once():
+    """Half an hour and more without a healthy checkpoint: one quiet push, no action."""
+    slow = [step for n in range(1, 60) for step in (steps(n, n), wait(60))]
+    world = World([*slow, dies(code=0)])
+    assert world.supervise() == 0
+    [incident] = world.incidents.values()
+    assert (incident.fault, incident.severity, incident.action) == (
+        "checkpoint-overdue",
+        "warning",
+        "notify",
+    )
+    assert [severity for _, severity in world.phone.sent] == ["warning"]

@@ -245,6 +245,7 @@ def _settings(order: Order, receivers: tuple[Receiver, ...]) -> Settings:
         gpu=config.gpu,
         resume=config.resume,
         grace_s=config.run.grace_s,
+        max_loss_s=config.checkpoints.max_loss_s,
         base_lr=rate,
         observe=order.observe,
     )

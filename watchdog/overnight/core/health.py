@@ -38,6 +38,9 @@ class CheckpointsConfig(BaseModel):
         100, ge=0, description="clean steps after a checkpoint that make it healthy"
     )
     confirm_records: int = Field(2, ge=1, description="at least this many records among them")
+    max_loss_s: float = Field(
+        1800, gt=0, description="seconds of work one is willing to lose; past it there is a warning"
+    )
 
     @field_validator("glob", mode="before")
     @classmethod

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from overnight.core.buffering import BlockBuffering
+from overnight.core.detect.overdue import OverdueDetector
 from overnight.core.detect.panel import Judgement, Panel
 from overnight.core.detect.stall import StallDetector, Witness
 from overnight.core.events import ExitRecord, StepMetric, Target, Verdict, WorkerStarted
@@ -31,6 +32,7 @@ class Attempt:
     panel: Panel
     stall: StallDetector
     buffering: BlockBuffering
+    overdue: OverdueDetector
     watch: LrWatch | None
     process: WorkerStarted | None = None
     exited: ExitRecord | None = None
@@ -38,6 +40,7 @@ class Attempt:
     drained: bool = False
     condemned: bool = False
     records: int = 0
+    first_at: float | None = None
     last: StepMetric | None = None
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     _cpu_s: float | None = None
@@ -59,6 +62,7 @@ class Attempt:
     def observe(self, record: StepMetric) -> Judgement:
         """Run the detectors over one record."""
         self.records += 1
+        self.first_at = record.at if self.first_at is None else self.first_at
         self.last = record
         self.stall.observe(record)
         self._cpu_idle_since = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from overnight.core.buffering import BlockBuffering
+from overnight.core.detect.overdue import OverdueDetector
 from overnight.core.detect.panel import Panel
 from overnight.core.detect.stall import StallDetector
 from overnight.core.events import Target
@@ -100,6 +101,7 @@ class Launcher:
             panel=Panel(settings.panel, list(run.records), shifts=shifts),
             stall=StallDetector(settings.stall, started_at=at),
             buffering=BlockBuffering(),
+            overdue=OverdueDetector(settings.max_loss_s),
             watch=watch,
         )
 

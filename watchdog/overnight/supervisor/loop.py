@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from overnight.core.detect.gpu_hot import GpuHotDetector
+from overnight.core.detect.overdue import Safety
 from overnight.core.events import (
     Action,
     AlertSent,
@@ -25,6 +26,7 @@ from overnight.core.events import (
     Drained,
     GpuSample,
     GpuUnavailable,
+    Health,
     Housekeeping,
     LogChunk,
     LrProof,
@@ -55,6 +57,8 @@ TICK_S = 1.0
 ORPHANS_S = 5.0
 """Background processes of a worker that ended well get this long; then they are left alone."""
 
+OVERDUE_EVERY_S = 30.0
+
 LOST_S = 5.0
 """A worker that has ended is judged in one turn of the loop; this much later something broke."""
 
@@ -84,6 +88,7 @@ class Supervisor:
         self._gpu_attempt = 0
         self._stuck = False
         self._lost_since: float | None = None
+        self._overdue_at = 0.0
         self._ticked_at = 0.0
         self._bugs = 0
         self._kill_at: float | None = None
@@ -187,7 +192,24 @@ class Supervisor:
             self._drain()
         if attempt is not None and not attempt.condemned and attempt.exited is None:
             self._check_stall(attempt, at)
+            self._check_overdue(attempt, at)
         self._check_lost(attempt, at)
+
+    def _check_overdue(self, attempt: Attempt, at: float) -> None:
+        """How much work would be lost now? Asked rarely: it changes slowly."""
+        if at - self._overdue_at < OVERDUE_EVERY_S:
+            return
+        self._overdue_at = at
+        newest = self._run.ledger.newest(Health.HEALTHY)
+        age_s = self._effects.wall() - newest.saved_utc if newest else None
+        safety = Safety(
+            training_since=attempt.first_at,
+            healthy_at=None if age_s is None else at - age_s,
+            healthy_step=newest.step if newest else None,
+        )
+        verdict = attempt.overdue.check(at, safety)
+        if verdict is not None:
+            self._judge.judge(verdict)
 
     def _check_lost(self, attempt: Attempt | None, at: float) -> None:
         """A dead worker that nobody recovers can only be a bug of ours: say so and end."""

@@ -49,6 +49,7 @@ class Settings:
     gpu: GpuHotConfig
     resume: ResumeConfig
     grace_s: float
+    max_loss_s: float
     base_lr: float | None = None
     observe: bool = False
 
