@@ -21,8 +21,8 @@ from overnight.errors import StoreError
 from overnight.supervisor.ports import Effects
 from overnight.supervisor.run import KEPT_RECORDS, Run, snapshot_of
 
-RECORDS_EVERY_S = 1.0
-"""Records are committed together; a power cut may cost the last second of them."""
+RECORDS_EVERY_S = 2.0
+"""Records are committed together; a power cut may cost the last seconds of them."""
 
 BROKEN_EVERY_S = 30.0
 """A store that does not answer costs the loop a second each time it is asked."""
@@ -131,7 +131,7 @@ class Journal:
             self._commit(Batch(forgotten=identities))
 
     def flush(self, at: float, *, force: bool = False) -> None:
-        """Commit what has gathered, about once a second."""
+        """Commit what has gathered, every other second."""
         every_s = BROKEN_EVERY_S if self._broken else RECORDS_EVERY_S
         if not force and at - self._flushed_at < every_s:
             return
