@@ -246,6 +246,11 @@ def cause_of_end(status: int | None, tail: Sequence[str], *, any_record: bool) -
     return found if any("Traceback (most" in line for line in lines[-LAST_WORDS:]) else None
 
 
+def tells(line: str, cause: str) -> bool:
+    """Whether this line of output is one that names this cause."""
+    return any(rule.cause == cause and rule.pattern.search(line) for rule in _RULES)
+
+
 def _death_by_words(lines: Sequence[str], *, any_record: bool) -> Death | None:
     lines_left = [line for line in lines if _HANDLED.search(line) is None]
     for rule in _RULES:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from overnight.core.detect.panel import Panel, PanelConfig
 from overnight.core.detect.stall import StallConfig, StallDetector, Witness
 from overnight.core.events import Action, LogChunk, Position, Severity, StepMetric, Verdict
-from overnight.core.exits import TAIL_LINES, Death, cause_of_end
+from overnight.core.exits import TAIL_LINES, Death, cause_of_end, tells
 from overnight.core.formats import WorkerEvent
 from overnight.core.policy import Policy
 from overnight.core.records import RecordStream
@@ -148,8 +148,9 @@ class Replay:
             self._signs = 0
             chunk = LogChunk(at, 1, "log", (line,), first_line=number, end_offset=0)
             stream.progress_at = None
+            messages = stream.skip_messages
             for found in stream.read(chunk, time_utc=at):
-                self._take(found)
+                self._take(found, message=stream.skip_messages > messages)
             if stream.progress_at is not None:
                 step = report.last_step or 0
                 self._progress(StepMetric(at, Position(1, 0), step=step), went_on=True)
@@ -179,14 +180,15 @@ class Replay:
 
     # --- records -------------------------------------------------------------------------------
 
-    def _take(self, found: StepMetric | WorkerEvent) -> None:
+    def _take(self, found: StepMetric | WorkerEvent, *, message: bool = False) -> None:
+        """Judge a record; a message that an update was left out is judged, but is no record."""
         if isinstance(found, WorkerEvent):
             return
         if self._stream.shape.adversarial and not self._adversarial:
             self._adversarial = True
             self._panel.ignore_level()
         judgement = self._panel.observe(found)
-        if not (found.skipped and found.loss is None):
+        if not (message and found.loss is None):
             last = self._report.last_step
             self._count(found)
             self._progress(found, went_on=last is not None and found.step > last)
@@ -239,8 +241,7 @@ class Replay:
         if death is None:
             return
         report.death = death
-        words = set(death.evidence[:1])
-        said = [number for number, text in tail if text.strip()[:300] in words]
+        said = [number for number, text in tail if tells(text, death.cause)]
         line = said[0] if said else report.lines
         last = report.last_step
         verdict = Verdict(
