@@ -75,7 +75,8 @@ _RULES = (
         r"|Minimum loss scale reached|loss scale already at minimum|NaN loss|Loss (?:NaN|nan)\b"
         r"|gradients at all steps are invalid|Invalid loss, terminating|`training_step` is nan"
         r"|probability tensor contains either|Input contains NaN|found invalid values:.*nan"
-        r"|[Ll]oss (?:became|has become|went|turned|diverged)|[Nn]on-finite loss"
+        r"|NanLossDuringTraining|Model diverged with loss|[Nn]on-finite loss"
+        r"|[Ll]oss (?:became|has become|went|turned|diverged)"
         r"|Error: .*\b(?:NaN|nan)s? (?:loss|detected|encountered|in|found)\b",
         "the script stopped itself on a non-finite number",
     ),

@@ -34,7 +34,7 @@ _DATE = re.compile(r"\d\d/\d\d[ \t]+\d\d:\d\d")
 # [0/25][50/1583]  Loss_D: 0.6: the epoch, then the batch.
 _TWO_COUNTERS = re.compile(r"\[\s*(\d+)/\d+\]\s*\[\s*(\d+)/(\d+)\]")
 # I0721 02:52:10 1234 logging_writer.py:48] [990] grad_norm=0.52, train_loss=2.1
-_BRACKETED_STEP = re.compile(r"(?:^|[\w]\] ?)\[(\d+)\][ :]")
+_BRACKETED_STEP = re.compile(r"(?:^|[\w]\] ?)\[(\d+)\][ :\t]")
 # 490 | loss 5.0760 | lr 5.0e-04 | 870.80ms        s:326 trl:3.2519 lr:0.0003
 _LEADING_STEP = re.compile(r"^(?:\s*(\d+)\s*[|:]\s+(?=[A-Za-z])|s:(\d+)\s)")
 _EVAL_LINE = re.compile(
