@@ -20,7 +20,7 @@ _FASTAI = re.compile(rf"^\s*[\d.]+% \[(\d+)/(\d+) [\d:]+<[\d:]+ ({_N})\]")
 # [gpu-node] (trainer:636) INFO: 1epoch:train:1-632batch: iter_time=3.1e-04, loss=160.0
 _ESPNET = re.compile(r"(\d+)epoch:(train|valid):(\d+)-(\d+)batch")
 # Train loss 1200 2.345 Grad Norm 1.21 0.45s/it
-_LOSS_AT_STEP = re.compile(rf"\bloss[ :]++(\d++)[ :,]++({_N})(?=\s|$)", re.IGNORECASE)
+_LOSS_AT_STEP = re.compile(rf"\bloss[ ]++(\d++)[ ]++({_N})(?=\s|$)", re.IGNORECASE)
 # Progress on:train 1.47kit/10.0kit rate:2.1s/it remaining:4:58:33 postfix:loss=2.99
 _LOGGED_BAR = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)(k|M)?it/(\d+(?:\.\d+)?)(k|M)?it\b")
 # | value_loss         | 26.523152     |
@@ -68,7 +68,7 @@ def _unnamed(line: str, low: str) -> Reading | None:
         reading.counted_to = int(match[2])
         return reading
     match = _LOSS_AT_STEP.search(line) if "loss" in low else None
-    if match and ("." in match[2] or "n" in match[2]):
+    if match:
         loss = Loss("loss", _float(match[2]), match[2])
         return Reading(step=int(match[1]), rank=NAMED_RANK, losses=(loss,))
     return None
