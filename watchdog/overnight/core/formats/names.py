@@ -61,6 +61,18 @@ _NAMES = {
 
 _NO_LOSS = frozenset(
     (
+        "py",
+        "cu",
+        "cpp",
+        "cc",
+        "h",
+        "pt",
+        "csv",
+        "log",
+        "txt",
+        "npy",
+        "png",
+        "json",
         "scale",
         "scaler",
         "weight",

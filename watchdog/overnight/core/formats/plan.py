@@ -37,7 +37,9 @@ _TWO_COUNTERS = re.compile(r"\[\s*(\d+)/\d+\]\s*\[\s*(\d+)/(\d+)\]")
 # I0721 02:52:10 1234 logging_writer.py:48] [990] grad_norm=0.52, train_loss=2.1
 _BRACKETED_STEP = re.compile(r"(?:^|[\w]\] ?)\[(\d+)\][ :\t]")
 # 490 | loss 5.0760 | lr 5.0e-04 | 870.80ms        s:326 trl:3.2519 lr:0.0003
-_LEADING_STEP = re.compile(r"^(?:\s*(\d+)\s*[|:]\s+(?=[A-Za-z])|s:(\d+)\s)")
+_LEADING_STEP = re.compile(
+    r"(?:^|[\])\-:Z]\s)\s*+(\d++)\s*+\|\s+(?=[A-Za-z])|^s:(\d+)\s|^\s*(\d+):\s+(?=[A-Za-z])"
+)
 _EVAL_LINE = re.compile(
     r"(?<![\w/.\-=])(?:val|valid|validation|validat(?:e|ing)|eval|evaluat(?:e|ion|ing)|test|testing)"
     r"(?![\w/.=]|-)",
@@ -205,8 +207,10 @@ def _step_op(
 
 def _leading_step(line: str, places: dict[tuple[int, int], int]) -> list[Op]:
     """A step without a name, at the head of the line."""
-    if leading := _LEADING_STEP.match(line):
-        return [_step_op(leading, 1 if leading[1] else 2, places, rank=NAMED_RANK)]
+    if leading := _LEADING_STEP.search(line):
+        group = leading.lastindex or 1
+        rank = 1 if group == 3 else NAMED_RANK  # `0: ` may be the rank that srun -l prints
+        return [_step_op(leading, group, places, rank=rank)]
     if bracketed := _BRACKETED_STEP.search(line):
         return [_step_op(bracketed, 1, places, rank=1)]
     return []

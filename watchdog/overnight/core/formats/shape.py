@@ -145,6 +145,8 @@ class Shape:
                 _merge(pending.reading, found)
                 return []
             return self._flush() + self._loss(found, number)
+        if found.rank == 1 and self._context.step is not None:
+            found.step = None  # a heading knows better than a bare number before the line
         if self._is_out_of_place(found):
             return []
         block = found.step is None and not self._bars and found.kind != "bar"

@@ -41,11 +41,11 @@ def has_decimal_comma(line: str) -> bool:
 
 def clean(line: str) -> str:
     """A line as a terminal shows it: no colors, and only what a redraw left standing."""
+    if "\x1b" in line:
+        line = _ANSI.sub("", line)
     if "\x08" in line:
         parts = [part for part in re.split("\x08+", line) if part.strip()]
         line = parts[-1] if parts else ""
-    if "\x1b" in line:
-        line = _ANSI.sub("", line)
     return line
 
 
