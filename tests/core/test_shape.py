@@ -202,6 +202,34 @@ def test_one_record_an_epoch_has_the_epoch_as_its_step() -> None:
     assert steps(["Epoch: 1, loss: 2.0", "Epoch: 1, loss: 1.9"]) == [1, None]
 
 
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "[rank0]: ",
+        "2024-05-01 10:00:00,123 - INFO - ",
+        "0: ",
+        "(train pid=1, ip=10.0.0.1) ",
+        "2024-05-01T10:00:00.123456789Z ",
+        "\x1b[32m",
+    ],
+)
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("7/50 [00:12<10:00, 3.12it/s, loss=2.5]", 7),
+        ("1014: 2.5, 48.2 avg, 0.001000 rate, 1.9 seconds", 1014),
+        ("27.81% [2700/9707 1:31:48<3:58:14 2.5]", 2700),
+        ("Train Epoch: 1 [32/60 (53%)]\tLoss: 2.5", 32),
+        ("step: 40  loss: 2.5  memory: 66.91GiB(37.51%)", 40),
+    ],
+)
+def test_what_loggers_and_launchers_put_before_a_line(
+    prefix: str, line: str, expected: int
+) -> None:
+    """Ranks, time stamps, containers, srun, Ray and colors change nothing."""
+    assert records([prefix + line]) == [(expected, 2.5)]
+
+
 # --- what is no training record -------------------------------------------------------------------
 
 
@@ -313,6 +341,8 @@ def test_columns_below_a_heading() -> None:
         "      1/100     6.15G      1.234      2.345         24        640:  20%|██ | {}/100 [00:12"
     )
     assert records([heading, row.format(20), row.format(40)]) == [(20, 1.234), (40, 1.234)]
+    colored = "\x1b[K" + row.format(60)
+    assert records([heading, colored]) == [(60, 1.234)]
     assert records(["step,loss,lr", "10,2.5,0.001", "20,nan,0.001"])[0] == (10, 2.5)
 
 

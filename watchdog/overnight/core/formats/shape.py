@@ -15,7 +15,7 @@ from overnight.core.formats.jsonl import read_line
 from overnight.core.formats.names import are_adversarial, meaning
 from overnight.core.formats.reading import Loss, Reading, WorkerEvent
 from overnight.core.formats.steps import Repeats, Steps
-from overnight.core.formats.text import has_decimal_comma, significant_digits
+from overnight.core.formats.text import clean, has_decimal_comma, significant_digits
 
 SURE_RECORDS = 2
 """After this many records with a step in their line, a loss without one is something else."""
@@ -88,6 +88,8 @@ class Shape:
 
     def feed(self, line: str, number: int) -> list[Placed | WorkerEvent]:
         """What this line, with what was waiting for it, says."""
+        if "\x1b" in line or "\x08" in line:
+            line = clean(line)
         self._line = line
         found = self._columns.read(line) or read_line(line, decimal_comma=self._comma)
         plain = found is None or (not isinstance(found, WorkerEvent) and found.step is None)
