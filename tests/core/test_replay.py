@@ -106,6 +106,9 @@ def test_a_run_started_again_is_no_hang() -> None:
     lines = [STAMPED.format(10, n, n, n) for n in range(30)]
     lines += [STAMPED.format(20, n, 20 + n, n) for n in range(20)]
     assert told(replayed(lines)) == []
+    again = [f"2024-05-01 20:00:00 starting up, line {n}" for n in range(9)]
+    again += [STAMPED.format(20, n, 30 + n, n) for n in range(20)]
+    assert told(replayed(lines[:30] + again)) == []
 
 
 def test_a_bar_without_any_loss_is_progress() -> None:

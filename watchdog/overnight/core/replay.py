@@ -23,6 +23,9 @@ LATE_RECORDS = 3
 """Other processes of a dying run may print so many records after the words that name its cause."""
 
 
+BANNER_LINES = 5
+"""A script that starts again says more than this before its first record."""
+
 UNTIMED_S = 1e-3
 """Records of a log without any times come one after the other, and nothing lasts long."""
 
@@ -167,7 +170,8 @@ class Replay:
         report = self._report
         for found in self._stream.finish(at=self._clock.at, time_utc=self._clock.at):
             self._take(found)
-        self._release(went_on=True)
+        for verdict, line in self._held:
+            self._add(verdict, line)
         self._die(exit_code)
         shape = self._stream.shape
         report.format, report.loss_key = shape.style, shape.loss_key
@@ -222,8 +226,9 @@ class Replay:
 
     def _release(self, *, went_on: bool) -> None:
         held, self._held = self._held, []
-        for verdict, line in held if went_on else ():
-            self._add(verdict, line)
+        for verdict, line in held:
+            if went_on and self._report.lines - line <= BANNER_LINES:
+                self._add(verdict, line)
 
     def _add(self, verdict: Verdict, line: int) -> None:
         action = self._policy.intent(verdict)
