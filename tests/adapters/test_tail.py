@@ -58,6 +58,9 @@ def test_a_long_line_is_cut_and_the_next_is_whole() -> None:
     for _ in range(16):
         assert splitter.feed(b"x" * (1 << 16)) == []
     assert splitter.feed(b"y\nnext\n") == ["x" * LINE_BYTES, "next"]
+    assert splitter.cut_lines == 1
+    splitter.feed(b"x" * LINE_BYTES + b"\n" + b"x" * (LINE_BYTES + 1) + b"\nz\n")
+    assert splitter.cut_lines == 2
 
 
 def test_half_a_line_after_a_jump_is_dropped() -> None:

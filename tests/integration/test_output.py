@@ -48,12 +48,12 @@ def test_floods_neither_stall_nor_grow_the_supervisor(box, body):
     script = box.workdir / "flood.py"
     script.write_text(body + END)
     live = box.start([sys.executable, str(script)], resume=None)
-    live.wait_for("critical: crash", timeout_s=40)
+    live.wait_for("critical: host-oom", timeout_s=40)
     rss = psutil.Process(live.process.pid).memory_info().rss
     assert rss < 80 << 20
     live.process.terminate()
     live.finish()
-    assert box.incidents()[0]["cause"] == "host-memory"
+    assert box.incidents()[0]["cause"] == "host-oom"
 
 
 def test_full_disk_for_the_state_does_not_stop_the_watch(box, tmp_path):

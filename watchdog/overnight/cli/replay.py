@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from overnight.cli.text import number
-from overnight.core.lines import LineSplitter
+from overnight.core.lines import LINE_BYTES, LineSplitter
 from overnight.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,6 +86,9 @@ def _read(log: str, replay: Replay, exit_code: int | None) -> Report:
     except OSError as error:
         raise UsageError(f"cannot read {log}: {error.strerror}", hint="check LOG") from error
     replay.feed(splitter.flush())
+    if splitter.cut_lines:
+        cut = f"{splitter.cut_lines} lines are longer than {LINE_BYTES >> 10} KiB and were cut"
+        click.echo(f"{log}: {cut}", err=True)
     return replay.finish(exit_code)
 
 

@@ -75,7 +75,8 @@ _RULES = (
         r"|Minimum loss scale reached|loss scale already at minimum|NaN loss|Loss (?:NaN|nan)\b"
         r"|gradients at all steps are invalid|Invalid loss, terminating|`training_step` is nan"
         r"|probability tensor contains either|Input contains NaN|found invalid values:.*nan"
-        r"|[Ll]oss (?:became|has become|went|turned|diverged)|[Nn]on-finite loss"
+        r"|NanLossDuringTraining|Model diverged with loss|[Nn]on-finite loss"
+        r"|[Ll]oss (?:became|has become|went|turned|diverged)"
         r"|Error: .*\b(?:NaN|nan)s? (?:loss|detected|encountered|in|found)\b",
         "the script stopped itself on a non-finite number",
     ),
@@ -244,6 +245,11 @@ def cause_of_end(status: int | None, tail: Sequence[str], *, any_record: bool) -
     if found.cause in _CERTAIN:
         return found
     return found if any("Traceback (most" in line for line in lines[-LAST_WORDS:]) else None
+
+
+def tells(line: str, cause: str) -> bool:
+    """Whether this line of output is one that names this cause."""
+    return any(rule.cause == cause and rule.pattern.search(line) for rule in _RULES)
 
 
 def _death_by_words(lines: Sequence[str], *, any_record: bool) -> Death | None:

@@ -9,18 +9,22 @@ LINE_BYTES = 1 << 14
 class LineSplitter:
     """Bytes in, whole lines out; ends a line at LF, CR LF or CR. Memory stays below one line.
 
-    `pending_bytes` counts what has come since the end of the last whole line.
+    `pending_bytes` counts what has come since the end of the last whole line,
+    `cut_lines` the lines of which only the head was kept.
     """
 
     def __init__(self) -> None:
         self._partial = b""
         self._after_cr = False
         self._mid_line = False
+        self._overlong = False
         self.pending_bytes = 0
+        self.cut_lines = 0
 
     def restart(self, *, mid_line: bool) -> None:
         """What follows does not continue what came; `mid_line`: it begins inside a line."""
         self._partial, self._after_cr, self._mid_line = b"", False, mid_line
+        self._overlong = False
         self.pending_bytes = 0
 
     def feed(self, data: bytes) -> list[str]:
@@ -35,8 +39,13 @@ class LineSplitter:
             self.pending_bytes = 0
         self.pending_bytes += len(data) - last_end - 1
         parts = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        first_is_long = self._overlong or len(self._partial) + len(parts[0]) > LINE_BYTES
         parts[0] = self._partial + parts[0][: max(0, LINE_BYTES - len(self._partial))]
-        self._partial = parts.pop()[:LINE_BYTES]
+        last = parts.pop()
+        self._overlong = len(last) > LINE_BYTES if parts else first_is_long
+        if parts:
+            self.cut_lines += first_is_long + sum(len(part) > LINE_BYTES for part in parts[1:])
+        self._partial = last[:LINE_BYTES]
         if self._mid_line and parts:
             self._mid_line = False
             del parts[0]  # half a line can read like a record

@@ -40,6 +40,7 @@ class RecordStream:
         self._metrics_at: float | None = None
         self.shape = Shape()
         self.eval_records = 0
+        self.skip_messages = 0
         self.progress_at: float | None = None
         self.total_steps: int | None = None
         self.notes: list[str] = []
@@ -92,6 +93,7 @@ class RecordStream:
     def _skipped(self, found: Placed, chunk: LogChunk, time_utc: float) -> Iterator[StepMetric]:
         """An update that was left out, as a record of its own: it has no loss."""
         if self._source == chunk.source:
+            self.skip_messages += 1
             last = self._last
             here = replace(found.reading, step=last.step if last else 0)
             skipped = self._record(here, chunk, found.line, time_utc)

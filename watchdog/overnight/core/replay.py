@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from overnight.core.detect.panel import Panel, PanelConfig
 from overnight.core.detect.stall import StallConfig, StallDetector, Witness
 from overnight.core.events import Action, LogChunk, Position, Severity, StepMetric, Verdict
-from overnight.core.exits import TAIL_LINES, Death, cause_of_end
+from overnight.core.exits import TAIL_LINES, Death, cause_of_end, tells
 from overnight.core.formats import WorkerEvent
 from overnight.core.policy import Policy
 from overnight.core.records import RecordStream
@@ -22,6 +22,9 @@ from overnight.core.timestamps import stamp_s
 LATE_RECORDS = 3
 """Other processes of a dying run may print so many records after the words that name its cause."""
 
+
+BANNER_LINES = 5
+"""A script that starts again says more than this before its first record."""
 
 UNTIMED_S = 1e-3
 """Records of a log without any times come one after the other, and nothing lasts long."""
@@ -148,8 +151,9 @@ class Replay:
             self._signs = 0
             chunk = LogChunk(at, 1, "log", (line,), first_line=number, end_offset=0)
             stream.progress_at = None
+            messages = stream.skip_messages
             for found in stream.read(chunk, time_utc=at):
-                self._take(found)
+                self._take(found, message=stream.skip_messages > messages)
             if stream.progress_at is not None:
                 step = report.last_step or 0
                 self._progress(StepMetric(at, Position(1, 0), step=step), went_on=True)
@@ -166,7 +170,8 @@ class Replay:
         report = self._report
         for found in self._stream.finish(at=self._clock.at, time_utc=self._clock.at):
             self._take(found)
-        self._release(went_on=True)
+        for verdict, line in self._held:
+            self._add(verdict, line)
         self._die(exit_code)
         shape = self._stream.shape
         report.format, report.loss_key = shape.style, shape.loss_key
@@ -179,14 +184,15 @@ class Replay:
 
     # --- records -------------------------------------------------------------------------------
 
-    def _take(self, found: StepMetric | WorkerEvent) -> None:
+    def _take(self, found: StepMetric | WorkerEvent, *, message: bool = False) -> None:
+        """Judge a record; a message that an update was left out is judged, but is no record."""
         if isinstance(found, WorkerEvent):
             return
         if self._stream.shape.adversarial and not self._adversarial:
             self._adversarial = True
             self._panel.ignore_level()
         judgement = self._panel.observe(found)
-        if not (found.skipped and found.loss is None):
+        if not (message and found.loss is None):
             last = self._report.last_step
             self._count(found)
             self._progress(found, went_on=last is not None and found.step > last)
@@ -220,8 +226,9 @@ class Replay:
 
     def _release(self, *, went_on: bool) -> None:
         held, self._held = self._held, []
-        for verdict, line in held if went_on else ():
-            self._add(verdict, line)
+        for verdict, line in held:
+            if went_on and self._report.lines - line <= BANNER_LINES:
+                self._add(verdict, line)
 
     def _add(self, verdict: Verdict, line: int) -> None:
         action = self._policy.intent(verdict)
@@ -239,8 +246,7 @@ class Replay:
         if death is None:
             return
         report.death = death
-        words = set(death.evidence[:1])
-        said = [number for number, text in tail if text.strip()[:300] in words]
+        said = [number for number, text in tail if tells(text, death.cause)]
         line = said[0] if said else report.lines
         last = report.last_step
         verdict = Verdict(

@@ -9,7 +9,7 @@ PREFIX_CHARS = 64
 """A time stamp further inside a line is a name or a value, not the time of the line."""
 
 # 2024-10-01 00:00:00.858209   2026-07-21T02:52:10   [rank0] 2021-04-23 18:00:00,409
-_FULL = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T _](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
+_FULL = re.compile(r"(\d{4})[-/](\d\d)[-/](\d\d)[T _,](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 # 08/03 22:08:00   [11/18 18:13:40]
 _SHORT = re.compile(r"(?<![\d/])(\d\d)/(\d\d)[ -](\d\d):(\d\d):(\d\d)")
 

@@ -12,6 +12,8 @@ from overnight.core.formats.reading import Loss, Reading
 MAX_COLUMNS = 60
 _GAP = re.compile(r"\s{2,}|\t")
 _HEADING = re.compile(r"[A-Za-z_][\w/.\-#()% ]*")
+# YOLOv5 and v7 call the parts of the loss by their bare names.
+_YOLO = {"box": "box_loss", "obj": "obj_loss", "cls": "cls_loss", "total": "total_loss"}
 _COUNT = re.compile(r"(\d+)/(\d+)")
 
 
@@ -25,11 +27,13 @@ class Columns:
     def is_heading(self, line: str) -> bool:
         """Whether this line names columns, one of them a training loss; it is then remembered."""
         low = line.lower()
-        if "loss" not in low or "=" in low or ":" in low or len(line) > 1000:
+        named = "loss" in low or ("epoch" in low and "mem" in low and " box " in low)
+        if not named or "=" in low or ":" in low or len(line) > 1000:
             return False
-        separator = "," if line.count(",") > 1 else ""
-        names = [name.strip() for name in _split(line, separator)]
-        if not 3 <= len(names) <= MAX_COLUMNS:
+        dense = "\t" in line or ("," in line and " " not in line)
+        separator = "," if line.count(",") > 1 or (dense and "," in line) else ""
+        names = [_YOLO.get(name.strip(), name.strip()) for name in _split(line, separator)]
+        if not (2 if dense else 3) <= len(names) <= MAX_COLUMNS:
             return False
         if any(name and not _HEADING.fullmatch(name) and name != "#" for name in names):
             return False

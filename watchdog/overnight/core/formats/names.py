@@ -61,6 +61,18 @@ _NAMES = {
 
 _NO_LOSS = frozenset(
     (
+        "py",
+        "cu",
+        "cpp",
+        "cc",
+        "h",
+        "pt",
+        "csv",
+        "log",
+        "txt",
+        "npy",
+        "png",
+        "json",
         "scale",
         "scaler",
         "weight",
@@ -198,7 +210,7 @@ def _role(words: list[str]) -> str:
             return role
     if not words:
         return ""
-    if words[-1].endswith("loss"):
+    if words[-1].endswith(("loss", "losses")):
         return "loss"
     if "loss" in words[:-1] and words[-1] not in _NO_LOSS:
         return "loss"  # loss_cls, loss/train/total

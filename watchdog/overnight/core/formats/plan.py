@@ -13,6 +13,7 @@ from overnight.core.formats.reading import Kind, Loss, Reading
 MAX_STEP = 10**15
 """Larger counters are no steps (and float would round them)."""
 
+_DIGIT = re.compile(r"\d")
 _UNITS = {"k": 1e3, "K": 1e3, "M": 1e6}
 _NUMBER = (
     r"[-+]?(?:\d+(?:,\d+)*(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
@@ -20,7 +21,7 @@ _NUMBER = (
 )
 # A name, as in "Grad Norm" or "train/loss"; a separator; a number, but no "3rd", "nanms" or "5%".
 _PAIR = re.compile(
-    r"([^\W\d][\w/.\-]{0,39}(?:[ \t](?!nan\b|inf\b|NaN\b)[A-Za-z_(][\w/.\-)]{0,19}){0,3})"
+    r"([^\W\d][\w/.\-]{0,39}(?:[ \t](?!nan\b(?! iter)|inf\b|NaN\b)[A-Za-z_(][\w/.\-)]{0,19}){0,3})"
     r"(?:[\"']?[ \t]*+[:=][ \t]*+(?:[\"'\[(][ \t]*+)?|[ \t]++(?:\[[ \t]*+)?|\[)(?:tensor\()?"
     rf"((?>{_NUMBER}))"
     r"(?:([kKM])(?=[\s,|)\]]|$)|(?![\w.]*(?:[A-Za-z_%]|\((?!ind|[-+\d]))))"
@@ -34,9 +35,11 @@ _DATE = re.compile(r"\d\d/\d\d[ \t]+\d\d:\d\d")
 # [0/25][50/1583]  Loss_D: 0.6: the epoch, then the batch.
 _TWO_COUNTERS = re.compile(r"\[\s*(\d+)/\d+\]\s*\[\s*(\d+)/(\d+)\]")
 # I0721 02:52:10 1234 logging_writer.py:48] [990] grad_norm=0.52, train_loss=2.1
-_BRACKETED_STEP = re.compile(r"(?:^|[\w]\] ?)\[(\d+)\][ :]")
+_BRACKETED_STEP = re.compile(r"(?:^|[\w]\] ?)\[(\d+)\][ :\t]")
 # 490 | loss 5.0760 | lr 5.0e-04 | 870.80ms        s:326 trl:3.2519 lr:0.0003
-_LEADING_STEP = re.compile(r"^(?:\s*(\d+)\s*[|:]\s+(?=[A-Za-z])|s:(\d+)\s)")
+_LEADING_STEP = re.compile(
+    r"(?:^|[\])\-:Z]\s)\s*+(\d++)\s*+\|\s+(?=[A-Za-z])|^s:(\d+)\s|^\s*(\d+):\s+(?=[A-Za-z])"
+)
 _EVAL_LINE = re.compile(
     r"(?<![\w/.\-=])(?:val|valid|validation|validat(?:e|ing)|eval|evaluat(?:e|ion|ing)|test|testing)"
     r"(?![\w/.=]|-)",
@@ -50,7 +53,8 @@ _TRAIN_WORDS = ("train", "step", "epoch", "iter", "fit", "progress")
 class Op:
     """One number of a line: its role and where it stands among the pieces of the line.
 
-    `text` and `total` are only kept where the pieces do not give them.
+    `text` and `total` are only kept where the pieces do not give them; `sign` is what stands
+    before the piece.
     """
 
     role: str
@@ -59,6 +63,7 @@ class Op:
     at: int
     total_at: int = -1
     factor: float = 1.0
+    sign: float = 1.0
     text: str = ""
     total: str = ""
 
@@ -75,7 +80,7 @@ class Plan:
     @property
     def repeatable(self) -> bool:
         """Whether the pieces of a line are all that is needed."""
-        return all(not op.text for op in self.ops)
+        return not any(_DIGIT.search(op.text + op.total) for op in self.ops)
 
     def read(
         self, parts: Sequence[str], *, decimal_comma: bool, start: Reading | None = None
@@ -83,11 +88,14 @@ class Plan:
         """The reading of a line that was split into these pieces; `start` is known already."""
         reading, losses = start or Reading(kind=self.kind), []
         for op in self.ops:
-            text = op.text or parts[op.at]
-            value = to_number(text, decimal_comma=decimal_comma)
-            if value is None:
-                continue
-            role = op.role
+            text, role = op.text or parts[op.at], op.role
+            try:
+                value = float(text) * op.sign
+            except ValueError:
+                number = to_number(text, decimal_comma=decimal_comma)
+                if number is None:
+                    continue
+                value = number * op.sign
             if role == "loss":
                 losses.append(Loss(op.name, value, text))
             elif role == "step":
@@ -173,9 +181,10 @@ def _places(parts: Sequence[str]) -> dict[tuple[int, int], int]:
 
 def _pair_op(found: re.Match[str], places: dict[tuple[int, int], int]) -> Op:
     role, rank = meaning(found[1])
-    at = places.get(found.span(2), -1)
+    start, end = found.span(2)
+    signed = found[2][0] in "+-"
+    at = places.get((start + signed, end), -1)
     total_at = places.get(found.span(4), -1) if found[4] else -1
-    lost = at < 0 or (found[4] is not None and total_at < 0)
     return Op(
         role=role,
         rank=rank,
@@ -183,8 +192,9 @@ def _pair_op(found: re.Match[str], places: dict[tuple[int, int], int]) -> Op:
         at=at,
         total_at=total_at,
         factor=_UNITS.get(found[3], 1.0),
-        text=found[2] if lost else "",
-        total=found[4] or "" if lost else "",
+        sign=-1.0 if at >= 0 and found[2][0] == "-" else 1.0,
+        text=found[2] if at < 0 else "",
+        total=found[4] if found[4] and total_at < 0 else "",
     )
 
 
@@ -197,8 +207,10 @@ def _step_op(
 
 def _leading_step(line: str, places: dict[tuple[int, int], int]) -> list[Op]:
     """A step without a name, at the head of the line."""
-    if leading := _LEADING_STEP.match(line):
-        return [_step_op(leading, 1 if leading[1] else 2, places, rank=NAMED_RANK)]
+    if leading := _LEADING_STEP.search(line):
+        group = leading.lastindex or 1
+        rank = 1 if group == 3 else NAMED_RANK  # `0: ` may be the rank that srun -l prints
+        return [_step_op(leading, group, places, rank=rank)]
     if bracketed := _BRACKETED_STEP.search(line):
         return [_step_op(bracketed, 1, places, rank=1)]
     return []

@@ -15,9 +15,9 @@ from overnight.core.formats.jsonl import read_line
 from overnight.core.formats.names import are_adversarial, meaning
 from overnight.core.formats.reading import Loss, Reading, WorkerEvent
 from overnight.core.formats.steps import Repeats, Steps
-from overnight.core.formats.text import has_decimal_comma, significant_digits
+from overnight.core.formats.text import clean, has_decimal_comma, significant_digits
 
-SURE_RECORDS = 5
+SURE_RECORDS = 2
 """After this many records with a step in their line, a loss without one is something else."""
 
 PATIENCE = 20
@@ -40,6 +40,7 @@ class _Key:
     """The loss that this run is judged by."""
 
     name: str = ""
+    shown: str = ""
     rank: int = 99
     missed: int = 0
 
@@ -83,16 +84,20 @@ class Shape:
     @property
     def loss_key(self) -> str | None:
         """The name of the number that is taken as the training loss."""
-        return self._key.name or None
+        return self._key.shown or None
 
     def feed(self, line: str, number: int) -> list[Placed | WorkerEvent]:
         """What this line, with what was waiting for it, says."""
+        if "\x1b" in line or "\x08" in line:
+            line = clean(line)
         self._line = line
         found = self._columns.read(line) or read_line(line, decimal_comma=self._comma)
         plain = found is None or (not isinstance(found, WorkerEvent) and found.step is None)
         if plain and self._columns.is_heading(line):
             found = None
         if found is None:
+            if self._table and line.lstrip().startswith(("|", "│", "┃")):
+                return []  # a row without a number: `| train/        |       |`
             return self._flush() if self._pending or self._table else []
         if isinstance(found, WorkerEvent):
             return [found]
@@ -142,6 +147,8 @@ class Shape:
                 _merge(pending.reading, found)
                 return []
             return self._flush() + self._loss(found, number)
+        if found.rank == 1 and self._context.step is not None:
+            found.step = None  # a heading knows better than a bare number before the line
         if self._is_out_of_place(found):
             return []
         block = found.step is None and not self._bars and found.kind != "bar"
@@ -242,7 +249,7 @@ class Shape:
             key.missed += 1
             if key.missed <= PATIENCE:
                 return False
-        self._key = _Key(name, rank)
+        self._key = _Key(name, found.loss_key or "", rank)
         return True
 
     def _is_out_of_place(self, found: Reading) -> bool:
@@ -272,7 +279,7 @@ class Shape:
             self._complete += 1
         self._records += 1
         self._note(found)
-        if self._records <= SURE_RECORDS and len(found.losses) > 1:
+        if self._records <= PATIENCE and len(found.losses) > 1:
             self.adversarial |= are_adversarial(loss.name for loss in found.losses)
         if self.style is None:
             self.style = _STYLES.get(found.kind, "text") if found.digits is not None else "json"

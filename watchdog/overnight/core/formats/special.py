@@ -14,20 +14,22 @@ from overnight.core.formats.reading import Loss, Reading
 _N = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|nan|NaN|inf)"
 
 # 1014: -nan, -nan avg, 0.001000 rate, 1.900000 seconds, 6084 images
-_DARKNET = re.compile(rf"^\s*(\d+): ({_N}), ({_N}) avg(?: loss)?, ({_N}) rate")
+_DARKNET = re.compile(rf"(?:^|\s)(\d+): ({_N}), ({_N}) avg(?: loss)?, ({_N}) rate")
 # 27.81% [2700/9707 1:31:48<3:58:14 nan]
-_FASTAI = re.compile(rf"^\s*[\d.]+% \[(\d+)/(\d+) [\d:]+<[\d:]+ ({_N})\]")
+_FASTAI = re.compile(rf"(?:^|\s)[\d.]+% \[(\d+)/(\d+) [\d:]+<[\d:]+ ({_N})\]")
 # [gpu-node] (trainer:636) INFO: 1epoch:train:1-632batch: iter_time=3.1e-04, loss=160.0
 _ESPNET = re.compile(r"(\d+)epoch:(train|valid):(\d+)-(\d+)batch")
-# Train loss 1200 2.345
-_LOSS_AT_STEP = re.compile(rf"\bloss[ :]++(\d++)[ :,]++({_N})\s*$", re.IGNORECASE)
+# Train loss 1200 2.345 Grad Norm 1.21 0.45s/it
+_LOSS_AT_STEP = re.compile(rf"\bloss[ ]++(\d++)[ ]++({_N})(?=\s|$)", re.IGNORECASE)
 # Progress on:train 1.47kit/10.0kit rate:2.1s/it remaining:4:58:33 postfix:loss=2.99
 _LOGGED_BAR = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)(k|M)?it/(\d+(?:\.\d+)?)(k|M)?it\b")
+# What a logger or a launcher puts before everything, as `[rank0]: ` or `2024-05-01 INFO - `.
+_PREFIX = r"(?:[\w\[(][\w:.,/ =\-\[\]()]{0,80}?[\])\-:Z](?=\s+[|+\-│┃]))?"
 # | value_loss         | 26.523152     |
 _ROW = re.compile(
-    rf"^\s*+[|│┃]\s*+([\w/.%()\-][\w/ .%()\-]{{0,59}}?)\s*+[|│┃]\s*+({_N})\s*+[|│┃]?\s*$"
+    rf"^{_PREFIX}\s*+[|│┃]\s*+([\w/.%()\-][\w/ .%()\-]{{0,59}}?)\s*+[|│┃]\s*+({_N})\s*+[|│┃]?\s*$"
 )
-_RULE = re.compile(r"^\s*[-+=|─━┃│┌┐└┘├┤]{8,}\s*$")
+_RULE = re.compile(rf"^{_PREFIX}\s*+[-+=|─━┃│┌┐└┘├┤]{{8,}}\s*$")
 # step 2000: train loss 4.2309, val loss 4.2540
 _BOTH = re.compile(rf"\bstep (\d+): train loss {_N}, val loss ({_N})")
 # OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768
@@ -60,16 +62,17 @@ def read(line: str, low: str) -> Reading | None:
 
 def _unnamed(line: str, low: str) -> Reading | None:
     """Lines in which not even the loss has a name."""
-    if " avg" in low and " rate" in low and (match := _DARKNET.match(line)):
+    if " avg" in low and " rate" in low and (match := _DARKNET.search(line)):
         loss = Loss("loss", _float(match[2]), match[2])
         return _named(int(match[1]), loss, lr=_float(match[4]))
-    if "<" in line and (match := _FASTAI.match(line)):
+    if "<" in line and (match := _FASTAI.search(line)):
         reading = _named(int(match[1]), Loss("train_loss", _float(match[3]), match[3]))
         reading.counted_to = int(match[2])
         return reading
     match = _LOSS_AT_STEP.search(line) if "loss" in low else None
-    if match and ("." in match[2] or "n" in match[2]):
-        return _named(int(match[1]), Loss("loss", _float(match[2]), match[2]))
+    if match:
+        loss = Loss("loss", _float(match[2]), match[2])
+        return Reading(step=int(match[1]), rank=NAMED_RANK, losses=(loss,))
     return None
 
 

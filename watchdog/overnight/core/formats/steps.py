@@ -52,13 +52,17 @@ class Steps:
 def _epochs_passed(counter: _Counter, count: int, counted_to: int | None, epoch: int | None) -> int:
     """How many epochs lie between two prints of a counter that is relative to its epoch."""
     assert counter.last is not None
-    known = epoch is not None and counter.epoch is not None
     later = epoch - counter.epoch if epoch is not None and counter.epoch is not None else 0
-    if known and (count <= counter.last or counter.offset > 0):
+    known = epoch is not None and counter.epoch is not None
+    if known and later != 0:
         # A counter that went on through the new epoch counts the whole run.
-        return later if later > 0 or counter.offset > 0 else 0
-    began_again = counted_to is not None and 10 * count <= counted_to <= 2 * counter.last
-    return 1 if not known and count < counter.last and began_again else 0
+        relative = counter.offset > 0 or (later > 0 and count <= counter.last)
+        return later if relative else 0
+    if counted_to is None or count >= counter.last or 10 * count > counted_to:
+        return 0
+    # The epoch is not printed, or printed too late: what counts is how far it had come.
+    far = 0.98 if known else 0.5
+    return 1 if counter.last >= far * counted_to else 0
 
 
 class Repeats:

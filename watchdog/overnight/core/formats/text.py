@@ -20,10 +20,9 @@ MAX_LINE_CHARS = 16_384
 MAX_PLANS, MAX_PLAN_CHARS = 2048, 1000
 """Surroundings that are remembered, and the longest line whose surroundings are."""
 
-# Every number of a line, however glued: what lies between them makes the surroundings.
-_TOKEN = re.compile(
-    r"([-+]?\d+(?:[.,]\d+)*(?:[eE][-+]?\d+)?|[-+]?\b(?:nan|NaN|NAN|inf|Inf|INF|[iI]nfinity)\b)"
-)
+# Every number of a line, however glued; what lies between them, a sign or `nan` included, makes
+# the surroundings.
+_TOKEN = re.compile(r"(\d+(?:[.,]\d+)*(?:[eE][-+]?\d+)?)")
 _DECIMAL_COMMA = re.compile(
     r"(?<![\d.,])(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))(?![\d,.])"  # thousands come in threes
 )
@@ -42,11 +41,11 @@ def has_decimal_comma(line: str) -> bool:
 
 def clean(line: str) -> str:
     """A line as a terminal shows it: no colors, and only what a redraw left standing."""
+    if "\x1b" in line:
+        line = _ANSI.sub("", line)
     if "\x08" in line:
         parts = [part for part in re.split("\x08+", line) if part.strip()]
         line = parts[-1] if parts else ""
-    if "\x1b" in line:
-        line = _ANSI.sub("", line)
     return line
 
 
@@ -72,17 +71,8 @@ def read_text(line: str, *, decimal_comma: bool = False) -> Reading | None:
         plan = plan_of(line, parts)
         if found is not None:
             return plan.read(parts, decimal_comma=decimal_comma, start=found)
-        _remember(around, plan)
+        if plan.repeatable and len(line) <= MAX_PLAN_CHARS:
+            if len(_PLANS) >= MAX_PLANS:  # a log that invents lines must not grow us
+                _PLANS.clear()
+            _PLANS[around] = plan
     return plan.read(parts, decimal_comma=decimal_comma) if plan.ops else None
-
-
-def _remember(around: tuple[str, ...], plan: Plan) -> None:
-    """Keep a plan, unless other numbers in its place would make a special line of it."""
-    if not plan.repeatable or sum(map(len, around)) > MAX_PLAN_CHARS:
-        return
-    other = "nan".join(around)
-    if special.read(other, other.lower()) is not None:
-        return
-    if len(_PLANS) >= MAX_PLANS:  # a log that invents lines must not grow us
-        _PLANS.clear()
-    _PLANS[around] = plan
