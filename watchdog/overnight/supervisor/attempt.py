@@ -39,6 +39,7 @@ class Attempt:
     draining: bool = False
     drained: bool = False
     condemned: bool = False
+    levels_ignored: bool = False
     records: int = 0
     first_at: float | None = None
     last: StepMetric | None = None

@@ -76,7 +76,7 @@ class Supervisor:
         self._keeper = Keeper(run, effects, journal)
         self._recoverer = Recoverer(run, effects, journal, self._keeper)
         self._judge = Judge(run, effects, journal, self._recoverer)
-        reader = Reader(
+        self._reader = Reader(
             run,
             effects,
             journal,
@@ -94,7 +94,7 @@ class Supervisor:
         self._kill_at: float | None = None
         self._drain_at: float | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
-            LogChunk: reader.chunk,
+            LogChunk: self._reader.chunk,
             WorkerStarted: self._on_started,
             WorkerExited: self._on_exited,
             TreeGone: self._on_tree_gone,
@@ -276,6 +276,7 @@ class Supervisor:
         attempt = self._current(drained.attempt)
         if attempt is None:
             return
+        self._reader.finish(attempt, drained.at)
         attempt.drained = True
         if self._run.stop is not None:
             self._interrupt(self._run.stop)

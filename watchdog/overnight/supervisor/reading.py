@@ -51,14 +51,26 @@ class Reader:
                 f"warning: {chunk.skipped_bytes:,} bytes of log skipped, too far behind"
             )
         for found in attempt.stream.read(chunk, time_utc=self._effects.wall()):
-            if isinstance(found, WorkerEvent):
-                self._event(found, attempt, chunk.at)
-            elif not attempt.condemned:
-                self._record(found, attempt)
+            self._take(found, attempt, chunk.at)
+        if attempt.stream.shape.adversarial and not attempt.levels_ignored:
+            attempt.levels_ignored = True
+            attempt.panel.ignore_level()
+            self._effects.say("two losses that fight (GAN or RL): only dead losses are judged")
         if attempt.stream.total_steps is not None:
             self._run.total_steps = attempt.stream.total_steps
         while attempt.stream.notes:
             self._effects.say(attempt.stream.notes.pop(0))
+
+    def finish(self, attempt: Attempt, at: float) -> None:
+        """Nothing more will come: a record of several lines that was waiting is complete."""
+        for found in attempt.stream.finish(at=at, time_utc=self._effects.wall()):
+            self._take(found, attempt, at)
+
+    def _take(self, found: StepMetric | WorkerEvent, attempt: Attempt, at: float) -> None:
+        if isinstance(found, WorkerEvent):
+            self._event(found, attempt, at)
+        elif not attempt.condemned:
+            self._record(found, attempt)
 
     def _event(self, event: WorkerEvent, attempt: Attempt, at: float) -> None:
         fields = event.fields

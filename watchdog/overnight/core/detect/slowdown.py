@@ -61,6 +61,8 @@ class SlowdownDetector:
         if self._block and self._block[-1].position.attempt != record.position.attempt:
             self._block, self._slow_since = [], None
             self._recent.clear()
+        if len(self._block) > 4 * BLOCK_RECORDS:  # times that stand still tell no speed
+            self._block.clear()
         self._block.append(record)
         first = self._block[0]
         if len(self._block) <= BLOCK_RECORDS or record.at <= first.at:
