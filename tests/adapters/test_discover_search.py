@@ -6,9 +6,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,29 +15,6 @@ from discovery_lab import HOUR_S, SILENT_S, Watch, begun, rename_into
 from overnight.adapters.checkpoints.discover import being_written, step_of
 
 Watching = Callable[..., Watch]
-
-
-@pytest.fixture
-def watching(tmp_path: Path) -> Iterator[Watching]:
-    """Starts watchers in `tmp_path`, and closes them."""
-    started: list[Watch] = []
-
-    def start(*patterns: str, workdir: Path = tmp_path, **options: Any) -> Watch:
-        started.append(Watch(workdir, patterns, **options))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.watcher.close()
-
-
-@pytest.fixture
-def ckpts(tmp_path: Path) -> Path:
-    """A folder with one checkpoint, by which a test knows that the watcher has begun."""
-    folder = tmp_path / "ckpts"
-    folder.mkdir()
-    (folder / "step_1.pt").write_bytes(b"first")
-    return folder
 
 
 def test_without_patterns_new_checkpoints_of_the_folder_are_found(

@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from overnight.core.detect.finding import Finding, spell
-from overnight.core.detect.level import LossLevel, Standing
+from overnight.core.detect.level import HealingConfig, LossLevel, Standing
 from overnight.core.detect.window import SortedWindow
 from overnight.core.events import Fault, Level, StepMetric
 
@@ -28,7 +28,7 @@ STAYS_RECORDS, STAYS_NEED = 12, 10
 """A loss that has doubled is no transient after this: 0 hits on the healthy curves."""
 
 
-class DriftConfig(BaseModel):
+class DriftConfig(HealingConfig):
     """Thresholds of slow divergence, in records. The baseline is that of `[detect.spike]`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -54,18 +54,6 @@ class DriftConfig(BaseModel):
         1.0,
         gt=0,
         description="10 of 12 records this many lowest medians above the lowest are a divergence",
-    )
-    heal_records: int = Field(
-        100, ge=0, description="how long a rise that is shrinking may take to heal"
-    )
-    heal_ratio: float = Field(
-        0.9,
-        gt=0,
-        lt=1,
-        description="healing: the excess of the last 4 records over the worst 4 of the last 12",
-    )
-    heal_ratio_far: float = Field(
-        0.8, gt=0, lt=1, description="healing: the same over the worst 4 of the last 36 records"
     )
 
 

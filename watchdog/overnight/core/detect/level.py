@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from overnight.core.detect.finding import is_finite
 from overnight.core.detect.window import SortedWindow
 from overnight.core.events import StepMetric
@@ -29,6 +31,25 @@ HEAL_NEAR = 12
 HEAL_MEMORY = 36
 """Records that the healing test looks back: a spike that decays by 1/e in 20 records has lost
 five sixths of its height by then, one that stays up has lost nothing."""
+
+
+class HealingConfig(BaseModel):
+    """When a rise of the loss is left alone because it is coming down by itself."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    heal_records: int = Field(
+        100, ge=0, description="how long a rise that is shrinking may take to heal"
+    )
+    heal_ratio: float = Field(
+        0.9,
+        gt=0,
+        lt=1,
+        description="healing: the excess of the last 4 records over the worst 4 of the last 12",
+    )
+    heal_ratio_far: float = Field(
+        0.8, gt=0, lt=1, description="healing: the same over the worst 4 of the last 36 records"
+    )
 
 
 @dataclass(frozen=True, slots=True)

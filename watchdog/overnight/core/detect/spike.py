@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections import deque
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from overnight.core.detect.finding import Finding, is_finite, spell
-from overnight.core.detect.level import LARGEST, LossLevel, Standing
+from overnight.core.detect.level import LARGEST, HealingConfig, LossLevel, Standing
 from overnight.core.detect.window import SortedWindow
 from overnight.core.events import Fault, Level, StepMetric
 
 
-class SpikeConfig(BaseModel):
+class SpikeConfig(HealingConfig):
     """Thresholds of the spike detectors, in records unless the name says otherwise."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -40,18 +40,6 @@ class SpikeConfig(BaseModel):
         2.0,
         gt=0,
         description="three records this many medians above the median are critical unless falling",
-    )
-    heal_records: int = Field(
-        100, ge=0, description="how long a spike that is shrinking may take to heal"
-    )
-    heal_ratio: float = Field(
-        0.9,
-        gt=0,
-        lt=1,
-        description="healing: the excess of the last 4 records over the worst 4 of the last 12",
-    )
-    heal_ratio_far: float = Field(
-        0.8, gt=0, lt=1, description="healing: the same over the worst 4 of the last 36 records"
     )
     grad_ratio: float = Field(
         5.0, gt=1, description="gradient norm over its median: 5 of 6 records"
