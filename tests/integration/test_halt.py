@@ -122,7 +122,12 @@ def test_same_unknown_death_before_the_first_record_halts_at_the_second(box):
 
 def test_observing_never_acts(box):
     """--observe tells what it would do, and lets the worker train on."""
-    done = box.run(box.command("--fault", "nan@230"), "--observe")
+    with Recorder() as phone:
+        done = box.run(
+            box.command("--fault", "nan@230"), "--observe", "--notify", phone.url("json")
+        )
+        messages = phone.wait(1, timeout_s=5)
+    assert "only observing; would rollback" in messages[-1].json["message"]
     assert done.status == 0, done.err
     [incident] = box.incidents()
     assert incident["action"] == "notify"

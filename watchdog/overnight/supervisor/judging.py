@@ -70,7 +70,9 @@ class Judge:
             return replace(decision, needs_you=True)
         if run.settings.observe and decision.action in ACTING:
             would = f"only observing; would {decision.action}: {decision.reason}"
-            return Decision(Action.NOTIFY, would, lr_scale=run.lr_scale, needs_you=True)
+            return Decision(
+                Action.NOTIFY, would, lr_scale=run.lr_scale, needs_you=True, advice=(would,)
+            )
         return decision
 
     def _written(self, incident: Incident, change: Change, decision: Decision) -> Incident:
