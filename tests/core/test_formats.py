@@ -40,6 +40,30 @@ SHAPE = ("loss_key", "digits", "rank", "exact", "kind", "losses", "counted_to")
             id="pipes",
         ),
         pytest.param(
+            "Epoch 3, Val Loss: 1.9006, Train Loss: 1.9029",
+            {"loss": 1.9029, "eval_loss": 1.9006},
+            id="validation-first",
+        ),
+        pytest.param("Epoch: 003, Val: 0.77, Test: 0.76, Loss: 1.9698", {"loss": 1.9698}, id="pyg"),
+        pytest.param(
+            "step 3 | validation: acc 0.80 | training loss 1.9",
+            {"step": 3, "loss": 1.9},
+            id="trains",
+        ),
+        pytest.param("INFO:test:step 3: loss 2.1", {"step": 3, "loss": 2.1}, id="logger"),
+        pytest.param("Test: [ 10/79] Loss 2.1", {"step": 10, "eval_loss": 2.1}, id="test-set"),
+        pytest.param("Epoch(val) [3][10/20] loss: 2.1", {"step": 10, "eval_loss": 2.1}, id="mm"),
+        pytest.param(
+            "[epoch:  0, iter:   1,100, lr:(1.000e-04,)] [eta: 3 days] l_pix: 9.8201e-02",
+            {"step": 1100, "loss": 0.098201, "lr": 1e-4},
+            id="basicsr",
+        ),
+        pytest.param(
+            "global_step=99.0, train_loss=2.5", {"step": 99, "loss": 2.5}, id="whole-float"
+        ),
+        pytest.param("batch_count=2048.0, loss=2.5", {"loss": 2.5}, id="warm-up-count"),
+        pytest.param("Ep. 1 : Cost 8.25 : L.r. 3.0000e-04", {"loss": 8.25, "lr": 3e-4}, id="lr"),
+        pytest.param(
             "iter 120: loss 2.1034, time 71.2ms", {"step": 120, "loss": 2.1034}, id="nano"
         ),
         pytest.param(

@@ -29,7 +29,7 @@ _NAMES = {
     **dict.fromkeys(("up", "步"), "step"),
     **dict.fromkeys(("timesteps", "batch count", "batch idx", "minibatch"), "step"),
     **dict.fromkeys(("epoch", "ep", "epochs"), "epoch"),
-    **dict.fromkeys(("lr", "learning rate", "learningrate", "lr0", "lrate"), "lr"),
+    **dict.fromkeys(("lr", "learning rate", "learningrate", "lr0", "lrate", "l r"), "lr"),
     **dict.fromkeys(("grad norm", "grad norms", "gradnorm", "gnorm", "norm"), "grad_norm"),
     **dict.fromkeys(("gradient norm", "total norm", "grad l2 norm", "grads norm"), "grad_norm"),
     **dict.fromkeys(("tok s", "tokens s", "tok sec", "tokens sec", "tps"), "tokens_per_s"),
@@ -108,6 +108,9 @@ _NO_LOSS = frozenset(
 )
 """Last words that make a name beginning with `loss` mean a setting or a statistic of it."""
 
+_PARTS = frozenset(("pix", "percep", "style", "gan", "g", "d", "total", "rec", "ce", "tv"))
+"""What stands behind an `l` that is short for loss."""
+
 _BEST = frozenset(("reduced train loss", "train loss step"))
 _TOTALS = frozenset(
     (
@@ -175,6 +178,9 @@ _STEP_RANKS = {
 NAMED_RANK, COUNTER_RANK = 4, 2
 """How surely a number is the step: by a usual name, or only by its shape `n/total`."""
 
+PART_RANK, SIDE_RANK = 4, 9
+"""From here on a loss is a part of a total, and from here on one that may rise by design."""
+
 _WORD = re.compile(r"[^\W_]+")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _MEANINGS: dict[str, tuple[str, int]] = {}
@@ -210,6 +216,8 @@ def _role(words: list[str]) -> str:
             return role
     if not words:
         return ""
+    if words[0] == "l" and len(words) > 1 and words[1] in _PARTS:
+        return "loss"  # BasicSR: l_pix, l_g_total
     if words[-1].endswith(("loss", "losses")):
         return "loss"
     if "loss" in words[:-1] and words[-1] not in _NO_LOSS:
@@ -238,5 +246,5 @@ def _loss_rank(words: list[str]) -> int:
     if ends & _TOTALS and _SIDE.isdisjoint(words[:-2]):
         return 2
     if not _SIDE.isdisjoint(words):
-        return 9
-    return 4 if words[-1] == "loss" or len(words) == 1 else 6
+        return SIDE_RANK
+    return PART_RANK if words[-1] == "loss" or len(words) == 1 else 6

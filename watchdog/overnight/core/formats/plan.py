@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from overnight.core.formats.names import COUNTER_RANK, NAMED_RANK, meaning
+from overnight.core.formats.names import COUNTER_RANK, NAMED_RANK, SIDE_RANK, meaning
 from overnight.core.formats.reading import Kind, Loss, Reading
 
 MAX_STEP = 10**15
@@ -40,11 +40,14 @@ _BRACKETED_STEP = re.compile(r"(?:^|[\w]\] ?)\[(\d+)\][ :\t]")
 _LEADING_STEP = re.compile(
     r"(?:^|[\])\-:Z]\s)\s*+(\d++)\s*+\|\s+(?=[A-Za-z])|^s:(\d+)\s|^\s*(\d+):\s+(?=[A-Za-z])"
 )
+# An evaluation word with a number of its own names that number, not the line, as in
+# `Val: 0.77, Loss: 2.1`; behind a level it is the name of a logger: `INFO:test:step 3: loss 2.1`.
 _EVAL_LINE = re.compile(
-    r"(?<![\w/.\-=])(?:val|valid|validation|validat(?:e|ing)|eval|evaluat(?:e|ion|ing)|test|testing)"
-    r"(?![\w/.=]|-)",
+    r"(?<![\w/.\-=])(?<!INFO:)(?<!DEBUG:)(?<!WARNING:)(?:val|valid|validation|validat(?:e|ing)|eval|evaluat(?:e|ion|ing)|test|testing)"
+    r"(?![\w/.=]|-)(?![ \t]*[: \t][ \t]*\d+\.\d)",
     re.IGNORECASE,
 )
+_TRAINS = re.compile(r"train(?:ing)?\b|train_", re.IGNORECASE)
 _BAR_LABEL = re.compile(r"^[\s\r]*([^\d%|\[]{0,60}?)(?:\d+)?[ :\-]*\d{1,3}(?:\.\d+)?%")
 _TRAIN_WORDS = ("train", "step", "epoch", "iter", "fit", "progress")
 
@@ -247,14 +250,18 @@ def _epoch_bar(line: str, places: dict[tuple[int, int], int]) -> Plan:
 
 def _is_evaluation(line: str, first_loss: str) -> bool:
     """Whether the text before the first loss says so: `Epoch(val)`, `validate step: 40`."""
+    if _TRAINS.match(first_loss):
+        return False
     end = line.find(first_loss)
     return _EVAL_LINE.search(line, 0, end if end > 0 else len(line)) is not None
 
 
 def offer_step(reading: Reading, value: float, *, text: str, total: str, rank: int) -> None:
     """Keep the better of two candidates for the step; `n/total` tells what it counts to."""
-    if not math.isfinite(value) or abs(value) > MAX_STEP or "." in text:
+    if not math.isfinite(value) or abs(value) > MAX_STEP:
         return
+    if "." in text and (rank <= NAMED_RANK or value != int(value)):
+        return  # icefall's batch_count=2048.0 warms up a module; NeMo's global_step=99.0 is one
     step = int(value)
     exact = "e" not in text and "E" not in text
     if not exact:
@@ -283,7 +290,7 @@ def _fill(reading: Reading, role: str, value: float) -> None:
 
 def _preference(loss: Loss) -> tuple[int, bool]:
     rank = meaning(loss.name)[1]
-    return rank, rank == 9 and loss.name.lower().startswith("d")
+    return rank, rank == SIDE_RANK and loss.name.lower().startswith("d")
 
 
 def significant_digits(text: str) -> int:
