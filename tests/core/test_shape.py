@@ -265,3 +265,12 @@ def test_a_number_that_never_moves_is_no_step() -> None:
     found = steps(f"[4711] loss = 2.{n}" for n in range(400))
     assert len(found) > 90
     assert found[-1] is None
+
+
+def test_a_part_that_is_lost_counts_where_no_total_is_printed() -> None:
+    """Object detectors print the parts; one that was never finite is not used."""
+    well = [f"step {n} loss_cls 0.3 loss_box 0.5 loss_mask nan" for n in range(5)]
+    lost = [f"step {n} loss_cls 0.3 loss_box nan loss_mask nan" for n in range(5, 8)]
+    assert [str(loss) for loss in losses([*well, *lost])] == ["0.3"] * 5 + ["nan"] * 3
+    total = [f"{line} loss 0.8" for line in [*well, *lost]]
+    assert set(losses(total)) == {0.8}

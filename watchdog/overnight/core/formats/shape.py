@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from overnight.core.formats.columns import Columns
 from overnight.core.formats.jsonl import read_line
-from overnight.core.formats.names import are_adversarial, meaning
+from overnight.core.formats.names import PART_RANK, SIDE_RANK, are_adversarial, meaning
 from overnight.core.formats.reading import Loss, Reading, WorkerEvent
 from overnight.core.formats.steps import Repeats, Steps
 from overnight.core.formats.text import clean, has_decimal_comma, significant_digits
@@ -46,6 +46,13 @@ class _Key:
 
 
 _RANK = re.compile(r"\b(?:rank|default|gpu|local_rank)[ :=_]?(\d+)\b", re.IGNORECASE)
+# A policy is judged by its reward; its loss wanders as it likes. DPO's `rewards/chosen` is another
+# matter: its loss falls as any other.
+_REWARD = re.compile(
+    r"\b(?:mean[ _/])?reward[\"']?(?:\s*[:=]|\s+-?\d)|\breward_std\b|\bep_rew_mean\b"
+    r"|\bepisode[_ ]re(?:turn|ward)",
+    re.IGNORECASE,
+)
 _STYLES = {"bar": "progress bar", "row": "table"}
 
 
@@ -62,6 +69,7 @@ class Shape:
         self._pending: Placed | None = None
         self._table: dict[str, Loss] = {}
         self._columns = Columns()
+        self._parts: set[str] = set()
         self.adversarial = False
         self._context: Reading = Reading()
         self._bars: dict[int, int] = {}
@@ -268,6 +276,8 @@ class Shape:
         _merge(found, self._context)
         found.step = self._step_of(found)
         self._context, self._bars = Reading(), {}
+        if self._key.rank >= PART_RANK:
+            self._judge_parts(found)
         finite = found.loss is not None and math.isfinite(found.loss)
         known = found.loss is None or finite
         repeatable = found.step if found.exact else None
@@ -279,12 +289,22 @@ class Shape:
             self._complete += 1
         self._records += 1
         self._note(found)
-        if self._records <= PATIENCE and len(found.losses) > 1:
+        if self._records <= PATIENCE:
             self.adversarial |= are_adversarial(loss.name for loss in found.losses)
+            self.adversarial |= _REWARD.search(self._line) is not None
         if self.style is None:
             self.style = _STYLES.get(found.kind, "text") if found.digits is not None else "json"
         self._count_overflows(found)
         return [Placed(found, number)]
+
+    def _judge_parts(self, found: Reading) -> None:
+        """Where no total is printed, a part that has been finite and no longer is stands for it."""
+        for loss in found.losses:
+            if math.isfinite(loss.value):
+                if len(self._parts) < 64:  # a log that invents names must not grow us
+                    self._parts.add(loss.name)
+            elif loss.name in self._parts and meaning(loss.name)[1] < SIDE_RANK:
+                found.loss = loss.value
 
     def _is_echo(self, found: Reading) -> bool:
         """A record without a step that another rank or a second logger has already given."""
