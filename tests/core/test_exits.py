@@ -40,6 +40,41 @@ def died(*lines: str, code: int | None = 1, signal: int | None = None, began: bo
             Fault.LOSS_NONFINITE,
             id="anomaly-mode",
         ),
+        pytest.param(
+            "but found invalid values:", "numeric", Fault.LOSS_NONFINITE, id="distribution"
+        ),
+        pytest.param("Loss became NaN", "numeric", Fault.LOSS_NONFINITE, id="became"),
+        pytest.param("Loss became stable", "traceback", Fault.CRASH, id="became-stable"),
+        pytest.param(
+            "Monitored metric train_loss = nan is not finite. Signaling Trainer to stop.",
+            "numeric",
+            Fault.LOSS_NONFINITE,
+            id="early-stopping",
+        ),
+        pytest.param(
+            "RuntimeError: cuda runtime error (2) : out of memory at THCStorage.cu:58",
+            "cuda-oom",
+            Fault.CUDA_OOM,
+            id="oldest",
+        ),
+        pytest.param(
+            "RuntimeError: MPS backend out of memory (allocated: 9 GB)",
+            "cuda-oom",
+            Fault.CUDA_OOM,
+            id="mps",
+        ),
+        pytest.param(
+            "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:1",
+            "nccl",
+            Fault.CRASH,
+            id="gloo",
+        ),
+        pytest.param(
+            "ConnectionResetError: [Errno 104] Connection reset by peer",
+            "traceback",
+            Fault.CRASH,
+            id="http-client",
+        ),
         pytest.param("MemoryError", "host-oom", Fault.HOST_OOM, id="memory"),
         pytest.param(
             "OSError: [Errno 28] No space left on device", "disk-full", Fault.DISK_FULL, id="disk"

@@ -61,7 +61,8 @@ _RULES = (
     # RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.
     _rule(
         "cuda-oom",
-        r"(?:CUDA|HIP) out of memory|(?:CUDA [Ee]rror|CUDA ERROR\].*): out of memory"
+        r"(?:CUDA|HIP|MPS backend) out of memory|cuda runtime error \(2\)"
+        r"|(?:CUDA [Ee]rror|CUDA ERROR\].*): out of memory"
         r"|(?:torch\.(?:cuda\.)?)OutOfMemoryError|cudaErrorMemoryAllocation"
         r"|RESOURCE_EXHAUSTED: |OOM when allocating tensor|CUBLAS_STATUS_ALLOC_FAILED",
         "out of GPU memory: a smaller batch, or PYTORCH_ALLOC_CONF=expandable_segments:True",
@@ -74,9 +75,11 @@ _RULES = (
         r"FloatingPointError|[Ll]oss is (?:infinite or )?(?:nan|NaN|inf)\b|returned nan values"
         r"|Minimum loss scale reached|loss scale already at minimum|NaN loss|Loss (?:NaN|nan)\b"
         r"|gradients at all steps are invalid|Invalid loss, terminating|`training_step` is nan"
-        r"|probability tensor contains either|Input contains NaN|found invalid values:.*nan"
+        r"|probability tensor contains either|Input contains NaN|found invalid values:"
         r"|NanLossDuringTraining|Model diverged with loss|[Nn]on-finite loss"
-        r"|[Ll]oss (?:became|has become|went|turned|diverged)"
+        r"|[Ll]oss (?:became|has become|went|turned)\b.{0,20}\b(?:[Nn]a[Nn]|NAN|[Ii]nf|[Nn]on-?f)"
+        r"|[Ll]oss (?:has )?diverged|[Ll]oss is not finite|Nan in summary histogram"
+        r"|(?:nan|inf) is not finite"
         r"|Error: .*\b(?:NaN|nan)s? (?:loss|detected|encountered|in|found)\b",
         "the script stopped itself on a non-finite number",
     ),
@@ -128,7 +131,7 @@ _RULES = (
         r"Watchdog caught collective operation timeout|NCCL (?:error|communicator was aborted)"
         r"|ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclRemoteError"
         r"|ProcessGroupNCCL.*(?:[Tt]imeout|heartbeat|exception)|DistBackendError"
-        r"|Connection (?:closed|reset) by (?:remote )?peer",
+        r"|^(?!.*NCCL INFO).*(?:NCCL|[Gg]loo|TCPStore|c10d).*Connection (?:closed|reset) by",
         "ranks lost each other: one of them was slow or dead, its own output tells why",
     ),
     # Segmentation fault (core dumped)
@@ -178,6 +181,7 @@ _RULES = (
 
 _HANDLED = re.compile(
     r"using CPU|fall(?:ing|s)? ?back|retry|will be skipped|[Ii]gnoring|[Ss]kipp(?:ed|ing)"
+    r"|\bcontinuing\b|[Rr]educ(?:ed|ing) (?:the )?batch"
 )
 """Words of a script that goes on: the error of such a line has been dealt with."""
 
@@ -244,7 +248,16 @@ def cause_of_end(status: int | None, tail: Sequence[str], *, any_record: bool) -
         return found if found.cause == "numeric" else None
     if found.cause in _CERTAIN:
         return found
-    return found if any("Traceback (most" in line for line in lines[-LAST_WORDS:]) else None
+    return found if _ends_in_traceback(lines[-LAST_WORDS:]) else None
+
+
+def _ends_in_traceback(lines: Sequence[str]) -> bool:
+    """Whether a traceback is among these lines that was not one of a destructor or a thread."""
+    before = ("", *lines)
+    return any(
+        "Traceback (most" in line and not above.startswith(("Exception ignored", "Exception in"))
+        for above, line in zip(before, lines, strict=False)
+    )
 
 
 def tells(line: str, cause: str) -> bool:
