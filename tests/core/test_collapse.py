@@ -66,7 +66,7 @@ def test_loss_and_gradient_that_vanish_together_are_dead() -> None:
     "row",
     [
         pytest.param({"loss": 0.0, "grad": 0.4}, id="grpo-starts-at-zero-with-gradients"),
-        pytest.param({"loss": 0.0, "grad": None}, id="switched-off-by-design"),
+        pytest.param({"loss": 0.0, "grad": None}, id="zero-nearly-from-the-start"),
         pytest.param({"loss": 1e-7, "grad": 1.0}, id="tiny-but-learning"),
         pytest.param({"loss": 12.05, "grad": 0.0}, id="no-gradient-but-a-loss"),
     ],
@@ -77,6 +77,19 @@ def test_a_loss_of_nothing_may_be_in_good_health(row: dict) -> None:
     if row["loss"] == 12.05:
         rows = [{**each, "loss": 12.05 + 0.001 * (i % 7)} for i, each in enumerate(rows)]
     assert set(levels(after(5, *rows))) == {OK}
+
+
+def test_zero_all_at_once_is_certain_though_no_gradient_is_printed() -> None:
+    """Transformers before 4.38 prints nothing but 0.0; 10 in a row are certain."""
+    rows = levels(after(30, *[{"loss": 0.0, "grad": None}] * 12))
+    assert (rows[30], rows[31], rows[38], rows[39]) == (OK, SUSPECT, SUSPECT, CRITICAL)
+
+
+def test_a_loss_that_is_learned_away_may_end_at_zero() -> None:
+    """An overfit prints the values in between."""
+    losses = [2.0 * 0.8**n for n in range(60)]
+    rows = [{"loss": float(f"{loss:.4f}"), "grad": None} for loss in [*losses, *[0.0] * 100]]
+    assert set(levels(after(0, *rows))) == {OK}
 
 
 @pytest.mark.parametrize("grad", [0.0, 1.3371], ids=["no-gradient", "frozen-gradient"])

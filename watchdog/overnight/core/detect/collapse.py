@@ -24,6 +24,10 @@ of 20 healthy runs that print an epoch's running mean with two or three decimals
 VANISHED = 1e-4
 """A loss and a gradient norm below this part of what they were have nothing left to learn from."""
 
+FELL_FROM = 0.01
+"""A loss above this part of the usual one that is 0.0 in the next record has not been learned away:
+an overfit comes down to 0.0 through the values in between."""
+
 LEARNED_LOSS = 0.1
 """Losses below this may print as 0.0 in good health (GRPO starts at 0.0)."""
 
@@ -55,7 +59,9 @@ class CollapseConfig(BaseModel):
         50, ge=3, description="losses identical to all digits, or 0.0 without a gradient, critical"
     )
     gone_records: int = Field(
-        10, ge=2, description="records without the loss that all had before, critical"
+        10,
+        ge=2,
+        description="records without the loss that all had, or fallen to 0.0 at once, critical",
     )
     skipped_records: int = Field(
         20, ge=2, description="updates skipped without a break, critical; twice as many at first"
@@ -84,7 +90,7 @@ class _Run:
 
 
 class CollapseDetector:
-    """Five ways to be dead, each counted in records running."""
+    """The ways to be dead, each counted in records running."""
 
     def __init__(self, config: CollapseConfig, *, grace: int) -> None:
         """In the first `grace` records twice as many skipped updates are a scaler settling."""
@@ -99,7 +105,8 @@ class CollapseDetector:
         self._highest_scale = 0.0
         self._zero, self._vanished, self._still = _Run(), _Run(), _Run()
         self._frozen, self._gone, self._skipped, self._floor = _Run(), _Run(), _Run(), _Run()
-        dead = [self._zero, self._vanished, self._still, self._frozen, self._gone]
+        self._fell = _Run()
+        dead = [self._zero, self._vanished, self._still, self._fell, self._frozen, self._gone]
         self._runs = [*dead, self._skipped, self._floor]
         self._well = True
 
@@ -138,7 +145,7 @@ class CollapseDetector:
 
     def _learn(self, record: StepMetric) -> None:
         """What loss and gradient norm are in good health; dead records teach nothing."""
-        if self._zero.count or self._vanished.count or self._still.count:
+        if self._zero.count or self._vanished.count or self._still.count or self._fell.count:
             return
         loss, grad = record.loss, record.grad_norm
         if loss is not None and isfinite(loss):
@@ -163,11 +170,25 @@ class CollapseDetector:
             shown += f" gone, they were {spell(median(self._losses))} and"
             shown += f" {spell(median(self._grads))}"
             return self._finding(record, self._vanished, config.zero_records, "vanished", shown)
+        if self._fell.add(record, holds=zero and grad is None and self._has_fallen()) >= 2:
+            shown = f"loss is 0.0 all at once, it was {spell(median(self._losses))}"
+            return self._finding(record, self._fell, config.gone_records, "zero", shown)
         still = zero and grad is not None and (grad == 0.0 or same)
         if self._still.add(record, holds=still) >= max(2, config.frozen_records // 2):
             shown = f"loss is 0.0 and the gradient norm stays at {spell(grad)}"
             return self._finding(record, self._still, config.frozen_records, "zero", shown)
         return None
+
+    def _has_fallen(self) -> bool:
+        """A loss that meant something, gone from one record to the next; no gradient norm tells
+        more (Transformers before 4.38 prints none beside its 0.0 for NaN)."""
+        if self._fell.count:
+            return True
+        last = self._last
+        if last is None or last.loss is None or len(self._losses) < REFERENCE_RECORDS // 2:
+            return False
+        usual = median(self._losses)
+        return usual >= LEARNED_LOSS and abs(last.loss) > FELL_FROM * usual
 
     def _has_vanished(self, record: StepMetric) -> bool:
         """Both a loss that meant something and its gradient norm have fallen to nothing."""
