@@ -148,6 +148,10 @@ TRACEBACK = ["Traceback (most recent call last):", '  File "train.py", line 3, i
         ([], None, None),
         (["done"], None, None),
         (["CUDA OutOfMemoryError in k-means, using CPU"], None, None),
+        (["CUDA out of memory in eval, reduced batch size to 4 and continuing"], None, None),
+        (["box:1:2 [0] NCCL INFO Connection closed by remote peer box<4711>"], None, None),
+        (["Exception ignored in: <function _Iter.__del__>", *TRACEBACK, "done"], None, None),
+        (["Exception in thread Thread-3:", *TRACEBACK, "done"], None, None),
         (["torch.OutOfMemoryError: CUDA out of memory.", *healthy(9, first=100)], None, None),
     ],
 )
@@ -172,3 +176,21 @@ def test_a_message_that_an_update_was_skipped_is_no_record() -> None:
     report = replayed([*healthy(70), *[skip] * 30])
     assert report.records == 70
     assert {fault for fault, _line in told(report)} & {Fault.LOSS_NONFINITE, Fault.COLLAPSE}
+
+
+def test_a_script_that_starts_again_from_nothing_is_judged_anew() -> None:
+    """The first step and the first loss are back; without that, the same numbers are a fault."""
+    losses = [3 + 6 * 0.97**n + 0.01 * (n % 3) for n in range(300)]
+    learned = [f"step {n} | loss {loss:.4f}" for n, loss in enumerate(losses)]
+    assert told(replayed([*learned, *learned])) == []
+    later = [f"step {n} | loss {loss:.4f}" for n, loss in enumerate(losses, start=300)]
+    assert told(replayed([*learned, *later]))
+
+
+def test_a_policy_is_not_judged_by_its_loss() -> None:
+    """The loss of GRPO is a distance from the start, and rises; DPO's falls like any other."""
+    grown = [0.001 + 0.0001 * max(0, n - 100) for n in range(400)]
+    rises = [f"{{'loss': {loss:.4f}, 'reward': 0.5}}" for loss in grown]
+    assert told(replayed(rises)) == []
+    dpo = [f"{{'loss': {loss:.4f}, 'rewards/chosen': 0.5}}" for loss in grown]
+    assert told(replayed(dpo))

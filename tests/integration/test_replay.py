@@ -92,3 +92,16 @@ def test_any_bytes_are_read(tmp_path: Path) -> None:
     path = tmp_path / "bytes.log"
     path.write_bytes(bytes(range(256)) * 200 + b"loss " * 50_000 + b"\xff\xfe\0" * 9)
     assert json.loads(replay("--json", path).stdout)["records"] == 0
+
+
+def test_the_log_that_transformers_keeps(tmp_path: Path) -> None:
+    """trainer_state.json has its entries under log_history, with the step behind the loss."""
+    entries = [{"loss": 2.5 - n / 100, "grad_norm": 1.0, "step": 10 * n} for n in range(1, 31)]
+    entries.append({"eval_loss": 2.2, "step": 300})
+    state = tmp_path / "trainer_state.json"
+    state.write_text(json.dumps({"global_step": 300, "log_history": entries}, indent=2))
+    found = json.loads(replay("--json", state).stdout)
+    assert (found["records"], found["eval_records"]) == (30, 1)
+    assert (found["first_step"], found["last_step"], found["last_loss"]) == (10, 300, 2.2)
+    state.write_text("{")
+    assert replay("--json", state).returncode == 0

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 1 << 20
 
+MAX_STATE_BYTES = 64 << 20
+"""A trainer_state.json is read as a whole, and has a few hundred bytes an entry."""
+
 
 @click.command()
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
@@ -78,6 +81,10 @@ def _pacing(path: Path) -> Pacing:
 def _read(log: str, replay: Replay, exit_code: int | None) -> Report:
     """Feed a whole log, in memory that does not grow with it."""
     splitter = LineSplitter()
+    history = _history(Path(log)) if log.endswith(".json") else None
+    if history is not None:
+        replay.feed(history)
+        return replay.finish(exit_code)
     try:
         with _opened(log) as (stream, size), _bar(log, size) as advance:
             while block := stream.read(BLOCK_BYTES):
@@ -90,6 +97,18 @@ def _read(log: str, replay: Replay, exit_code: int | None) -> Report:
         cut = f"{splitter.cut_lines} lines are longer than {LINE_BYTES >> 10} KiB and were cut"
         click.echo(f"{log}: {cut}", err=True)
     return replay.finish(exit_code)
+
+
+def _history(path: Path) -> list[str] | None:
+    """The log that Transformers keeps beside a checkpoint (trainer_state.json), an entry a line."""
+    try:
+        if path.stat().st_size > MAX_STATE_BYTES:
+            return None
+        state: Any = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None  # read as lines, which names what is wrong
+    entries = state.get("log_history") if isinstance(state, dict) else None
+    return [json.dumps(entry) for entry in entries] if isinstance(entries, list) else None
 
 
 @contextlib.contextmanager

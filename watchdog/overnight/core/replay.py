@@ -26,6 +26,9 @@ LATE_RECORDS = 3
 BANNER_LINES = 5
 """A script that starts again says more than this before its first record."""
 
+ANEW = 0.8
+"""A loss at this part of the first one, at the first step: a run that starts again."""
+
 UNTIMED_S = 1e-3
 """Records of a log without any times come one after the other, and nothing lasts long."""
 
@@ -126,7 +129,9 @@ class Replay:
         policy: Policy,
         pacing: Pacing | None = None,
     ) -> None:
+        self._config = panel
         self._panel = Panel(panel)
+        self._first_loss: float | None = None
         self._stall = StallDetector(stall, started_at=0.0)
         self._policy = policy
         self._clock = _Clock(pacing)
@@ -188,6 +193,8 @@ class Replay:
         """Judge a record; a message that an update was left out is judged, but is no record."""
         if isinstance(found, WorkerEvent):
             return
+        if self._begins_anew(found):
+            self._panel, self._adversarial = Panel(self._config), False
         if self._stream.shape.adversarial and not self._adversarial:
             self._adversarial = True
             self._panel.ignore_level()
@@ -198,6 +205,14 @@ class Replay:
             self._progress(found, went_on=last is not None and found.step > last)
         if judgement.verdict is not None:
             self._add(judgement.verdict, found.line or self._report.lines)
+
+    def _begins_anew(self, record: StepMetric) -> bool:
+        """Whether the script was started again from nothing: first step and first loss are back."""
+        loss, first, report = record.loss, self._first_loss, self._report
+        if loss is None or first is None or report.first_step is None or report.last_step is None:
+            self._first_loss = loss if first is None else first
+            return False
+        return record.step <= report.first_step < report.last_step and loss >= ANEW * first > 0
 
     def _count(self, record: StepMetric) -> None:
         report = self._report
