@@ -98,7 +98,7 @@ class StallDetector:
         return self._config.enabled and self.silence_s(at) > self.limit_s - self._config.witness_s
 
     def check(self, at: float, witness: Witness) -> Verdict | None:
-        """Critical past the limit with a second witness, or past twice the limit without."""
+        """Critical past the limit with a second witness, or at twice the limit without."""
         if not self._config.enabled:
             return None
         silence, limit = self.silence_s(at), self.limit_s
@@ -107,7 +107,7 @@ class StallDetector:
         idle = witness.cpu_idle_s
         proved = idle is not None and idle >= self._config.witness_s
         dead_s = min(silence, at - self._active_at)  # what prints or saves is not killed
-        hung = dead_s > limit and (proved or dead_s > 2 * limit)
+        hung = dead_s > limit and (proved or dead_s >= 2 * limit)
         severity = Severity.CRITICAL if hung else Severity.WARNING
         if severity in self._spoken or Severity.CRITICAL in self._spoken:
             return None
