@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -356,3 +357,17 @@ def test_a_loss_found_to_be_adversarial_is_judged_by_its_numbers_only() -> None:
     panel.ignore_level()
     told = [v for each in records[80:] if (v := panel.observe(each).verdict)]
     assert {v.fault for v in told} == {Fault.LOSS_NONFINITE}
+
+
+@pytest.mark.parametrize("power", [2, 3, 4])
+@pytest.mark.parametrize("stride", [1, 10], ids=["dense", "sparse"])
+def test_the_skewed_noise_of_diffusion_is_no_fault(power: int, stride: int) -> None:
+    """A random time step a record: most losses are tiny, some a hundred times larger."""
+    alarms = 0
+    for seed in range(4):
+        noise = random.Random(f"{power} {stride} {seed}")
+        losses = [0.002 + 0.4 * noise.random() ** power for _ in range(600)]
+        rows = [record(n * stride, loss) for n, loss in enumerate(losses, start=1)]
+        rows = [replace(row, position=Position(1, n)) for n, row in enumerate(rows, start=1)]
+        alarms += len(criticals(rows))
+    assert alarms == 0

@@ -24,6 +24,10 @@ MEDIAN_ERROR = 1.2533
 CLIP = 6.0
 """Residuals are cut to this many deviations: no single record adds more than 4.5 to the sum."""
 
+LUCKY = 0.6
+"""The lowest median of thousands stands in a window that was lucky, also in how little it varied:
+at least this part of the trailing baseline's deviation is believed."""
+
 STAYS_RECORDS, STAYS_NEED = 12, 10
 """A loss that has doubled is no transient after this: 0 hits on the healthy curves."""
 
@@ -86,7 +90,7 @@ class DriftDetector:
         self._window.append(record)
         found = self._cusum(record, standing)
         if len(self._short) == self._config.window:
-            worse = self._against_best(record)
+            worse = self._against_best(record, standing)
             if worse and (found is None or worse.level > found.level):
                 found = worse
         if found is None:
@@ -118,10 +122,11 @@ class DriftDetector:
         evidence = {"loss": record.loss, "median": median, "cusum": self._sum}
         return Finding(level, Fault.DIVERGENCE, reason + healing, self._began, "drift", evidence)
 
-    def _against_best(self, record: StepMetric) -> Finding | None:
+    def _against_best(self, record: StepMetric, standing: Standing) -> Finding | None:
         config, now = self._config, self._short.median()
         if self._best is None or now <= self._best:
             self._best, self._best_sigma = now, self._short.sigma(now)
+            self._best_sigma = max(self._best_sigma, LUCKY * standing.sigma)
             self._best_magnitude = max(abs(now), 2.0 * self._best_sigma)
             self._rose = None
             return None

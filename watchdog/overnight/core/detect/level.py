@@ -64,6 +64,7 @@ class Standing:
     median: float
     magnitude: float
     z: float
+    sigma: float
 
     @property
     def excess(self) -> float:
@@ -103,7 +104,7 @@ class LossLevel:
         scale = max(sigma, 0.01 * abs(median), 1e-12)
         z = (loss - median) / scale
         self._baseline.push(loss if z < GATE else median + GATE * scale)
-        self._standing = Standing(loss, median, max(abs(median), 2.0 * sigma), z)
+        self._standing = Standing(loss, median, max(abs(median), 2.0 * sigma), z, sigma)
         return self._standing
 
     def newest(self) -> float:

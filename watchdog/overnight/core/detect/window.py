@@ -8,6 +8,10 @@ from collections import deque
 MAD_TO_SIGMA = 1.4826
 """For normal noise, sigma = 1.4826 x MAD (Rousseeuw and Croux 1993)."""
 
+UPPER_PART = 0.8
+"""The distance of the third quartile counts by this part: at 1.0 one of 20 curves that rose by 15 %
+was missed, without it 20 of 20 runs with the noise of diffusion were false alarms."""
+
 
 class SortedWindow:
     """The last `size` numbers, also kept sorted: O(log n) search, O(1) median, O(log n) MAD.
@@ -41,8 +45,12 @@ class SortedWindow:
         return 0.5 * (self._sorted[middle - 1] + self._sorted[middle])
 
     def sigma(self, median: float) -> float:
-        """A robust standard deviation around `median`: 1.4826 x MAD."""
-        return MAD_TO_SIGMA * self._mad(median)
+        """A robust standard deviation around `median`: 1.4826 x MAD, or what reaches far above it.
+
+        The losses of diffusion models are skewed: their MAD alone makes a third of them outliers.
+        """
+        upper = self._sorted[3 * (len(self._sorted) - 1) // 4] - median
+        return MAD_TO_SIGMA * max(self._mad(median), UPPER_PART * upper)
 
     def _mad(self, median: float) -> float:
         """The k-th smallest distance from the median, found by a search over how many of the
