@@ -273,6 +273,14 @@ def test_reading_is_linear_in_the_length(unit: str) -> None:
     assert time.process_time() - start < 0.25
 
 
+def test_blanks_behind_an_evaluation_word_are_read_once() -> None:
+    """The look ahead for a number of its own does not go back over them."""
+    line = "step 3 val" + " " * (MAX_LINE_CHARS - 40) + "x loss 3.0"
+    start = time.process_time()
+    read_line(line)
+    assert time.process_time() - start < 0.25
+
+
 @pytest.mark.parametrize(
     "text",
     [

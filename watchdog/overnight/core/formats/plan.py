@@ -44,7 +44,7 @@ _LEADING_STEP = re.compile(
 # `Val: 0.77, Loss: 2.1`; behind a level it is the name of a logger: `INFO:test:step 3: loss 2.1`.
 _EVAL_LINE = re.compile(
     r"(?<![\w/.\-=])(?<!INFO:)(?<!DEBUG:)(?<!WARNING:)(?:val|valid|validation|validat(?:e|ing)|eval|evaluat(?:e|ion|ing)|test|testing)"
-    r"(?![\w/.=]|-)(?![ \t]*[: \t][ \t]*\d+\.\d)",
+    r"(?![\w/.=]|-)(?!(?:[ \t]*+:)?[ \t]*+\d+\.\d)",
     re.IGNORECASE,
 )
 _TRAINS = re.compile(r"train(?:ing)?\b|train_", re.IGNORECASE)
