@@ -14,61 +14,107 @@ from overnight.core.orders import Batch, Launch, OutboxRow
 class Worker(Protocol):
     """The worker's process tree; results come back as WorkerStarted, WorkerExited, TreeGone."""
 
-    def start(self, launch: Launch) -> None: ...  # noqa: D102
-    def signal(self, number: int) -> bool: ...  # noqa: D102
-    def signal_rest(self, number: int) -> None: ...  # noqa: D102
-    def kill(self) -> None: ...  # noqa: D102
-    def cpu_seconds(self) -> float | None: ...  # noqa: D102
-    def pids(self) -> list[int]: ...  # noqa: D102
+    def start(self, launch: Launch) -> None:
+        """Launch a worker; the tree before it must be gone."""
+
+    def signal(self, number: int) -> bool:
+        """Send a signal to the worker itself; False if it is gone."""
+
+    def signal_rest(self, number: int) -> None:
+        """Send a signal to what the worker has left behind."""
+
+    def kill(self) -> None:
+        """End the whole tree, whatever it takes."""
+
+    def cpu_seconds(self) -> float | None:
+        """CPU time that the tree has used; None where nobody can tell."""
+
+    def pids(self) -> list[int]:
+        """The processes of the tree."""
 
 
 class Tails(Protocol):
     """The readers of one attempt's files; LogChunks come back, and Drained after `finish`."""
 
-    def open(self, attempt: int, directory: Path) -> None: ...  # noqa: D102
-    def finish(self) -> None: ...  # noqa: D102
+    def open(self, attempt: int, directory: Path) -> None:
+        """Read the files of an attempt from their start."""
+
+    def finish(self) -> None:
+        """The worker is gone: read to the end, then say Drained."""
 
 
 class Checkpoints(Protocol):
     """Discovery, verification and vault; CheckpointSeen, -Gone, -Checked, -Secured come back."""
 
-    def start(self, known: Sequence[Identity]) -> None: ...  # noqa: D102
-    def existing(self) -> list[CheckpointSeen]: ...  # noqa: D102
-    def announce(self, path: str, step: int | None) -> None: ...  # noqa: D102
-    def verify(self, identity: Identity) -> None: ...  # noqa: D102
-    def secure(self, identity: Identity, *, in_place: bool, has_step: bool) -> None: ...  # noqa: D102
-    def release(self, vault_path: str) -> None: ...  # noqa: D102
-    def unchanged(self, identity: Identity) -> bool: ...  # noqa: D102
-    def vault_holds(self, identity: Identity, vault_path: str) -> bool: ...  # noqa: D102
-    def close(self) -> None: ...  # noqa: D102
+    def start(self, known: Sequence[Identity]) -> None:
+        """Watch for saves; `known` are those of an earlier supervisor."""
+
+    def existing(self) -> list[CheckpointSeen]:
+        """The checkpoints that are there already."""
+
+    def announce(self, path: str, step: int | None) -> None:
+        """The worker says that it has saved here."""
+
+    def verify(self, identity: Identity) -> None:
+        """Verify in the background."""
+
+    def secure(self, identity: Identity, *, in_place: bool, has_step: bool) -> None:
+        """Put a copy into the vault, in the background."""
+
+    def release(self, vault_path: str) -> None:
+        """Remove a copy from the vault."""
+
+    def unchanged(self, identity: Identity) -> bool:
+        """Whether the files are still those that were verified."""
+
+    def vault_holds(self, identity: Identity, vault_path: str) -> bool:
+        """Whether the vault has this very checkpoint, whole."""
+
+    def close(self) -> None:
+        """End the watching and its children."""
 
 
 class Store(Protocol):
     """Durable memory. Every method may raise StoreError; the supervisor then acts from memory."""
 
-    def commit(self, batch: Batch) -> list[OutboxRow]: ...  # noqa: D102
-    def sent(self, alert_id: int, *, time_utc: float) -> None: ...  # noqa: D102
-    def not_sent(  # noqa: D102
+    def commit(self, batch: Batch) -> list[OutboxRow]:
+        """Write a batch in one transaction; the alerts to be sent come back."""
+
+    def sent(self, alert_id: int, *, time_utc: float) -> None:
+        """An alert has arrived."""
+
+    def not_sent(
         self, alert_id: int, *, error: str, due_utc: float | None, time_utc: float
-    ) -> None: ...
-    def due_now(self, *, time_utc: float) -> None: ...  # noqa: D102
-    def prune(self, *, before_utc: float) -> None: ...  # noqa: D102
+    ) -> None:
+        """An alert has not arrived; try again at `due_utc`, None for never."""
+
+    def due_now(self, *, time_utc: float) -> None:
+        """Alerts that wait for their next try are due."""
+
+    def prune(self, *, before_utc: float) -> None:
+        """Forget what is older."""
 
 
 class Dispatcher(Protocol):
     """Delivery of one alert to one receiver; AlertSent comes back. False while one is under way."""
 
-    def send(  # noqa: D102
+    def send(
         self, alert_id: int, receiver_key: str, *, title: str, body: str, severity: str
-    ) -> bool: ...
+    ) -> bool:
+        """Begin to deliver."""
 
 
 class Gpu(Protocol):
     """GPU telemetry; GpuSample and GpuUnavailable come back."""
 
-    def start(self) -> None: ...  # noqa: D102
-    def check(self, at: float) -> None: ...  # noqa: D102
-    def close(self) -> None: ...  # noqa: D102
+    def start(self) -> None:
+        """Open the driver, in a child."""
+
+    def check(self, at: float) -> None:
+        """Time has passed: replace a child that hangs or is gone."""
+
+    def close(self) -> None:
+        """End the child."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ MAD_TO_SIGMA = 1.4826
 
 UPPER_PART = 0.8
 """The distance of the third quartile counts by this part: at 1.0 one of 20 curves that rose by 15 %
-was missed, without it 20 of 20 runs with the noise of diffusion were false alarms."""
+was missed, without it 14 to 20 of 20 runs with the noise of diffusion were false alarms."""
 
 
 class SortedWindow:
