@@ -66,6 +66,11 @@ NOTES = {
     "detect.drift": sparse_note(SPARSE_DRIFT)
     + " `adversarial` of `[detect.spike]` switches this off, too.",
     "detect.collapse": sparse_note(SPARSE_COLLAPSE),
+    "metrics": (
+        "Needed only where the output does not say enough, or nothing; "
+        "[formats.md](formats.md) says what is understood without it. `overnight replay --config "
+        "F LOG` shows what these keys make of a file that is already there."
+    ),
     "policy.FAULT": (
         "FAULT is a name of the [glossary](glossary.md#faults), for example `[policy.loss-spike]`. "
         "What happens without an override is in the [runbook](runbook.md)."
@@ -110,6 +115,8 @@ def type_text(kind: Any) -> str:
     origin = typing.get_origin(kind)
     if origin in (types.UnionType, typing.Union):
         return " or ".join(type_text(part) for part in arguments if part is not type(None))
+    if origin is typing.Literal:
+        return " or ".join(f'"{value}"' for value in arguments)
     if origin is tuple:
         return f"list of {type_text(arguments[0])}s"
     if origin is dict:

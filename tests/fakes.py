@@ -90,6 +90,7 @@ class World:
                 stall=parsed.detect.stall,
                 gpu=parsed.gpu,
                 resume=parsed.resume,
+                metrics=parsed.metrics,
                 grace_s=parsed.run.grace_s,
                 max_loss_s=parsed.checkpoints.max_loss_s,
                 base_lr=0.001,

@@ -157,15 +157,13 @@ LAYERS = (
         may=(*VALUES, *SHARED, "overnight.errors"),
         named={"adapters/worker.py": ("overnight.adapters.recorder",)},
     ),
-    Layer(
-        "adapters/checkpoints",
-        ("adapters/checkpoints/**/*.py",),
-        may=(*VALUES, *SHARED, "overnight.errors", "overnight.adapters.checkpoints"),
-    ),
-    Layer(
-        "adapters/notify",
-        ("adapters/notify/**/*.py",),
-        may=(*VALUES, *SHARED, "overnight.errors", "overnight.adapters.notify"),
+    *(
+        Layer(
+            f"adapters/{folder}",
+            (f"adapters/{folder}/**/*.py",),
+            may=(*VALUES, *SHARED, "overnight.errors", f"overnight.adapters.{folder}"),
+        )
+        for folder in ("checkpoints", "notify", "tail")
     ),
     Layer(
         "supervisor",
@@ -236,6 +234,7 @@ def test_the_trainer_does_not_know_the_watchdog() -> None:
 
 CORE_LIBRARY = {
     "bisect",
+    "codecs",
     "collections",
     "dataclasses",
     "datetime",  # as values; `now` is refused below
@@ -247,6 +246,7 @@ CORE_LIBRARY = {
     "re",
     "shlex",
     "statistics",
+    "struct",
     "typing",
 }
 

@@ -14,13 +14,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from overnight.adapters.tail import (
-    LAG_BYTES,
-    READ_BYTES,
-    AttemptTails,
-    Echo,
-    Tail,
-)
+from overnight.adapters.tail.attempt import AttemptTails
+from overnight.adapters.tail.echo import Echo
+from overnight.adapters.tail.follow import READ_BYTES
+from overnight.adapters.tail.lines import LAG_BYTES, Tail
 from overnight.core.events import Drained, LogChunk
 from overnight.core.lines import LINE_BYTES, LineSplitter
 from reports import Reports

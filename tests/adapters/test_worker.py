@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from overnight.adapters.tail import Tail
+from overnight.adapters.tail.lines import Tail
 from overnight.adapters.worker import WorkerTree, is_alive
 from overnight.core.events import LogChunk, TreeGone, TreeStuck, WorkerExited, WorkerStarted
 from overnight.errors import WorkerError

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from overnight.core.events import LogChunk, Position, StepMetric
 from overnight.core.formats import WorkerEvent
+from overnight.core.formats.given import MetricsConfig
 from overnight.core.records import RecordStream
 
 
 class Worker:
     """A worker that prints to its log and writes metrics, and the stream that reads both."""
 
-    def __init__(self, *, attempt: int = 1, records_before: int = 0) -> None:
-        self.stream = RecordStream(attempt, records_before=records_before)
+    def __init__(self, *, attempt: int = 1, records_before: int = 0, **more: Any) -> None:
+        self.stream = RecordStream(attempt, records_before=records_before, **more)
         self.events: list[WorkerEvent] = []
 
-    def _read(self, source, at: float, lines: tuple[str, ...]) -> Iterator[StepMetric]:
-        chunk = LogChunk(at, 1, source, lines, first_line=10, end_offset=0)
+    def _read(self, source, at: float, lines: tuple[str, ...], **more: Any) -> Iterator[StepMetric]:
+        chunk = LogChunk(at, 1, source, lines, first_line=10, end_offset=0, **more)
         for found in self.stream.read(chunk, time_utc=1000.0 + at):
             if isinstance(found, WorkerEvent):
                 self.events.append(found)
@@ -33,6 +35,10 @@ class Worker:
     def metrics(self, *lines: str, at: float = 0.0) -> list[StepMetric]:
         """Records read from these lines of the metrics file."""
         return list(self._read("metrics", at, lines))
+
+    def file(self, *lines: str, at: float = 0.0, **more: Any) -> list[StepMetric]:
+        """Records read from these lines of a file that the config names."""
+        return list(self._read("file", at, lines, **more))
 
 
 def jsonl(*steps: int) -> tuple[str, ...]:
@@ -105,7 +111,9 @@ def test_a_hello_that_nothing_follows_does_not_blind_us() -> None:
     worker.metrics(HELLO)
     assert worker.log("step 1 loss 2.0", at=59.0) == []
     assert steps(worker.log("step 2 loss 2.0", at=61.0)) == [2]
-    assert worker.stream.notes == ["no metrics for 61 s while the log goes on: reading the log"]
+    assert worker.stream.notes == [
+        "no metrics in the metrics file for 61 s: reading worker.log instead"
+    ]
 
 
 def test_a_metrics_file_that_falls_silent_is_given_up() -> None:
@@ -151,3 +159,80 @@ def test_steps_may_go_back() -> None:
     records = Worker().log("step 100 loss 2.0", "step 1 loss 2.0")
     assert steps(records) == [100, 1]
     assert records[0].position < records[1].position
+
+
+CSV = MetricsConfig(source="file", path="metrics.csv")
+STATES = MetricsConfig(source="trainer_state", path="out/*/trainer_state.json")
+ROWS = ("step,loss", "1,2.5", "2,2.4", "3,2.3")
+
+
+def test_a_file_that_the_config_names_is_the_source_from_the_start() -> None:
+    """Neither the output nor the protocol's metrics are mixed into it; the protocol is heard."""
+    worker = Worker(metrics=CSV)
+    assert worker.stream.source == "the file of [metrics]"
+    assert worker.log("step 1 loss 9.0") == []
+    assert worker.metrics(HELLO, *jsonl(1)) == []
+    assert [event.name for event in worker.events] == ["hello"]
+    assert steps(worker.file(*ROWS, begins=True)) == [1, 2, 3]
+    assert worker.stream.shape.loss_key == "loss"
+
+
+def test_a_file_that_is_written_anew_gives_only_what_is_new() -> None:
+    """Lightning's CSVLogger writes all of it again when a column is added."""
+    worker = Worker(metrics=CSV)
+    worker.file(*ROWS, begins=True)
+    again = ("step,lr,loss", "1,,2.5", "2,,2.4", "3,,2.3", "4,0.1,2.2")
+    [record] = worker.file(*again, at=5.0, begins=True)
+    assert (record.step, record.loss, record.lr) == (4, 2.2, 0.1)
+
+
+def test_a_file_that_begins_to_count_anew_is_believed_later() -> None:
+    """What is known comes again at once, not a minute later."""
+    worker = Worker(metrics=CSV)
+    worker.file(*ROWS, begins=True)
+    assert worker.file("step,loss", "1,3.0", at=5.0, begins=True) == []
+    assert steps(worker.file("2,2.9", at=70.0)) == [2]
+
+
+def test_behind_old_rows_the_heading_still_names_the_columns() -> None:
+    """An attempt that appends to the file of the one before."""
+    worker = Worker(metrics=CSV, resumed_step=100)
+    found = worker.file("1,101,2.5", heading="epoch,step,train_loss")
+    assert [(r.step, r.loss, r.epoch) for r in found] == [(101, 2.5, 1.0)]
+
+
+def test_a_silent_file_is_given_up_for_newer_steps_and_taken_again() -> None:
+    """Ten minutes, because TensorBoard writes in blocks; and it says so."""
+    worker = Worker(metrics=CSV, started_at=100.0)
+    worker.file(*ROWS, begins=True, at=110.0)
+    assert worker.log("step 4 loss 2.2", at=700.0) == []
+    assert steps(worker.log("step 5 loss 2.1", at=711.0)) == [5]
+    assert worker.stream.notes == [
+        "no metrics in the file of [metrics] for 601 s: reading worker.log instead"
+    ]
+    assert steps(worker.file("5,2.1", "6,2.0", at=720.0)) == [6]
+    assert worker.stream.source == "the file of [metrics]"
+
+
+def test_a_file_that_never_appears_does_not_blind_us() -> None:
+    """The path was wrong: after ten minutes the output is better than nothing."""
+    worker = Worker(metrics=CSV, started_at=100.0)
+    assert worker.log("step 1 loss 2.2", at=650.0) == []
+    assert steps(worker.log("step 2 loss 2.1", at=701.0)) == [2]
+
+
+def test_a_history_gives_only_what_lies_behind_the_checkpoint() -> None:
+    """Each trainer_state.json holds the whole past; it may be hours old and is not given up."""
+    worker = Worker(attempt=2, metrics=STATES, started_at=0.0, resumed_step=20)
+    entries = [f'{{"loss": 2.5, "step": {step}}}' for step in (10, 20, 30, 40)]
+    assert steps(worker.file(*entries[:3], at=7200.0, begins=True)) == [30]
+    assert worker.log("step 35 loss 2.1", at=9000.0) == []
+    assert steps(worker.file(*entries, at=14400.0, begins=True)) == [40]
+
+
+def test_a_waiting_record_of_the_file_is_complete_at_the_end() -> None:
+    """A dictionary over several lines, in a text file."""
+    worker = Worker(metrics=CSV)
+    assert worker.file("{'loss': 2.5,", " 'step': 7}", begins=True)[0].step == 7
+    assert worker.file("step: 8", "loss: 2.4") == []
+    assert [r.step for r in worker.stream.finish(at=1.0, time_utc=1.0)] == [8]

@@ -241,6 +241,35 @@ def test_summaries_and_sampled_text_are_no_records(line: str) -> None:
     assert len(records([*lines, line])) == len(lines)
 
 
+def test_sampled_text_that_reads_like_a_record_is_doubted() -> None:
+    """By its step and the words around it; a script that really goes on so is believed soon."""
+    log = [f"step {n}: loss 2.{n}, time 10ms" for n in (10, 20, 30)]
+    text = ["The log said step 9: loss 999 and then", "step 7: loss 0.0 was printed"]
+    assert steps([*log, *text, "step 40: loss 2.4, time 10ms"]) == [10, 20, 30, 40]
+    assert steps([*log, "step 5: loss 2.0, time 10ms"]) == [10, 20, 30, 5]  # resumed
+    other = [f"resumed at step {n}: loss 2.{n} (lower rate)" for n in (1, 2, 3, 4, 5)]
+    assert steps([*log, *other]) == [10, 20, 30, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "loss"),
+    [
+        ("step 5 train_mse: 0.25 val_mse: 0.5", "train_mse", 0.25),
+        ("step 5 bpc 1.25", "bpc", 1.25),
+        ("step 5: train_error=0.25", "train_error", 0.25),
+        ("step 5 mse 0.25 loss 2.5", "loss", 2.5),
+        ("{'loss': np.float64(2.5), 'step': 5}", "loss", 2.5),
+        ("{'train_loss': Array(2.5, dtype=float32), 'step': 5}", "train_loss", 2.5),
+        ("step 5 loss torch.tensor(2.5)", "loss", 2.5),
+        ("5 [D loss: 0.5, acc.: 50.00%] [G loss: 2.5]", "G loss", 2.5),
+    ],
+)
+def test_a_measure_is_the_loss_where_nothing_else_is(line: str, key: str, loss: float) -> None:
+    """And a number may be wrapped in the name of its type."""
+    (found,) = readings([line])
+    assert (found.loss_key, found.loss, found.step) == (key, loss, 5)
+
+
 def test_ranks_and_redraws_are_one_record() -> None:
     """Eight ranks in any order, with other numbers; but the first NaN of any of them is news."""
     lines = [f"[rank{r}]: step: {n} loss: 2.{n}{r}" for n in range(20) for r in (3, 1, 0, 2)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,6 +58,61 @@ def test_columns_below_a_heading() -> None:
     colored = "\x1b[K" + row.format(60)
     assert records([heading, colored]) == [(60, 1.234)]
     assert records(["step,loss,lr", "10,2.5,0.001", "20,nan,0.001"])[0] == (10, 2.5)
+
+
+def test_a_table_needs_no_rule_at_its_end() -> None:
+    """The next line ends it, or the end of the log; one without a loss is a configuration."""
+    table = ["| total_timesteps | 2048 |", "| train/ | |", "| loss | 2.5 |"]
+    assert records([*table, "", "saving"]) == [(2048, 2.5)]
+    assert records(table) == [(2048, 2.5)]
+    assert records(["| lr | 0.1 |", "| epochs | 9 |", "", *table]) == [(2048, 2.5)]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        ["{'accuracy': 0.31,", " 'gradient_norm': 1.5,", " 'loss': 2.5,", " 'step': 50}"],
+        ["{", '  "loss": 2.5,', '  "grads": {', '    "norm": 1.5', "  },", '  "step": 50', "}"],
+        [
+            "{'optim': {'grad_norm': 1.5, 'x': 1,",
+            "           'y': 2},",
+            " 'loss': 2.5,",
+            " 'step': 50}",
+        ],
+    ],
+)
+def test_a_dictionary_over_several_lines_is_one_record(block: list[str]) -> None:
+    """The step behind the loss is that of this record, not of the next."""
+    later = [line.replace("50", "60") for line in block]
+    assert records([*block, *later]) == [(50, 2.5), (60, 2.5)]
+    assert {r.grad_norm for r in readings(block)} == {1.5}
+
+
+def test_a_dictionary_without_an_end_hides_nothing() -> None:
+    """What another process prints in between, a cut log, a model configuration of any length."""
+    assert records(["{'loss': 2.5,", "step 7 loss 2.4"]) == [(None, 2.5), (7, 2.4)]
+    assert records(["{'step': 5,", " 'loss': 2.5,"]) == [(5, 2.5)]
+    config = ["{", *(f'  "key_{n}": {n},' for n in range(200)), "}"]
+    assert records([*config, "step 7 loss 2.4"]) == [(7, 2.4)]
+
+
+def test_a_block_with_counters_of_time() -> None:
+    """Composer: `Train time/batch` counts the batches before this one."""
+    lines = []
+    for n in (1, 2, 3):
+        lines += [
+            f"[batch={n}/4800]:",
+            f"\t Train time/batch: {n - 1}",
+            f"\t Train loss/train/total: 2.{n}",
+        ]
+    assert records(lines) == [(1, 2.1), (2, 2.2), (3, 2.3)]
+
+
+def test_spacy_counts_steps_in_a_column_without_a_name() -> None:
+    """`E` is the epoch, `#` the step."""
+    lines = ["E    #       LOSS TOK2VEC  LOSS NER", "---  ------  ------------  --------"]
+    lines += ["  0       0          2.50     50.00", "  0     200          2.40     40.00"]
+    assert steps(lines) == [0, 200]
 
 
 def test_decimal_commas() -> None:

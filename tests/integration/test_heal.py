@@ -131,3 +131,20 @@ def test_rate_that_does_not_fall_is_an_incident_for_a_person(box):
     assert second["needs_you"]
     assert second["action"] == "notify"
     assert len(box.starts()) == 2
+
+
+def test_a_script_that_prints_nothing_is_healed_from_its_csv_file(box):
+    """`[metrics] source = "file"`: both attempts append to it; its lr proves the reduction."""
+    config = box.workdir / "overnight.toml"
+    config.write_text('[metrics]\nsource = "file"\npath = "out/*.csv"\n')
+    box.out.mkdir()
+    (box.out / "old.csv").write_text("step,train/loss\n1,nan\n2,nan\n3,nan\n")
+    done = box.run(box.command("--fault", "nan@230", "--csv", str(box.out / "m.csv")))
+    assert done.status == 0, done.err
+    assert "metrics: file out/*.csv" in done.err
+    [incident] = box.incidents()
+    assert (incident["fault"], incident["onset_step"]) == ("loss-nonfinite", 230)
+    assert incident["checkpoint"]["step"] == 120
+    assert incident["lr_proof"] == "proved"
+    assert box.log(1) == ""
+    assert box.status()["step"] == 300

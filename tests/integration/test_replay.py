@@ -105,3 +105,32 @@ def test_the_log_that_transformers_keeps(tmp_path: Path) -> None:
     assert (found["first_step"], found["last_step"], found["last_loss"]) == (10, 300, 2.2)
     state.write_text("{")
     assert replay("--json", state).returncode == 0
+
+
+def test_tensorboard_files_and_histories_are_read(tmp_path: Path) -> None:
+    """As written by torch.utils.tensorboard, and by Transformers beside a checkpoint."""
+    events = Path(__file__).parents[1] / "data" / "tensorboard" / "torch.tfevents"
+    history = tmp_path / "trainer_state.json"
+    entries = [{"loss": 2.5, "step": 10}, {"eval_loss": 2.6, "step": 10}, {"loss": 2.4, "step": 20}]
+    history.write_text(
+        json.dumps({"epoch": 1.0, "log_history": entries, "max_steps": 99}, indent=2)
+    )
+    done = replay("--json", events, history)
+    first, second = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (first["loss_key"], first["records"], first["last_loss"]) == ("Loss/train", 6, "NaN")
+    assert (second["records"], second["eval_records"], second["last_step"]) == (2, 1, 20)
+
+
+def test_the_names_of_the_config_count(tmp_path: Path) -> None:
+    """A pattern for a log without names."""
+    config, log = tmp_path / "o.toml", tmp_path / "log"
+    config.write_text("[metrics]\npattern = '^{step} {loss}$'\n")
+    log.write_text("\n".join(f"{n} {3 - n / 100}" for n in range(50)))
+    assert json.loads(replay("--json", log).stdout)["records"] == 0
+    found = json.loads(replay("--json", log, "--config", config).stdout)
+    assert (found["records"], found["last_step"], found["loss_key"]) == (50, 49, "loss")
+    config.write_text("[metrics]\npattern = '{step} (.*)'\n")
+    wrong = replay(log, "--config", config)
+    assert (wrong.returncode, wrong.stdout) == (2, b"")
+    assert "metrics.pattern" in wrong.stderr.decode()
+    assert "write {loss} for the number" in wrong.stderr.decode()

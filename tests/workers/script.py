@@ -90,6 +90,7 @@ def options():
     parser.add_argument("--fixed-name", action="store_true", help="overwrite one checkpoint file")
     parser.add_argument("--keep-lr", action="store_true", help="the checkpoint's lr wins")
     parser.add_argument("--cooperate", action="store_true", help="speak the worker protocol")
+    parser.add_argument("--csv", type=Path, help="write metrics here, and print nothing")
     parser.add_argument("--stubborn", action="store_true", help="ignore SIGTERM")
     parser.add_argument("--wait-for", type=Path, help="pause at the first step until this exists")
     return parser.parse_args()
@@ -100,6 +101,9 @@ class Reporter:
         self.args = args
         path = os.environ.get("OVERNIGHT_METRICS") if args.cooperate else None
         self.metrics = open(path, "a") if path else None  # noqa: PTH123, SIM115
+        self.csv = args.csv.open("a") if args.csv else None
+        if self.csv and self.csv.tell() == 0:
+            self.csv.write("step,train/loss,grad,lr\n")
 
     def write(self, value):
         if self.metrics:
@@ -108,7 +112,10 @@ class Reporter:
 
     def step(self, step, loss, grad, lr):
         self.write({"step": step, "loss": loss, "grad_norm": grad, "lr": lr})
-        if step % self.args.stride == 0:
+        if self.csv:
+            self.csv.write(f"{step},{loss},{grad},{lr}\n")
+            self.csv.flush()
+        elif step % self.args.stride == 0:
             print(f"Step {step} | Loss: {loss:.4f} | Grad Norm: {grad:.3f} | LR: {lr:.3e}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import queue
 import random
@@ -13,7 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from overnight.adapters.checkpoints.discover import identity_of, step_of
 from overnight.adapters.checkpoints.patterns import output_roots
@@ -27,11 +28,13 @@ from overnight.adapters.lock import RunLock
 from overnight.adapters.notify.dispatch import Dispatcher, unusable
 from overnight.adapters.notify.receivers import Receiver, load_receivers
 from overnight.adapters.store import Store, StoreReader
-from overnight.adapters.tail import AttemptTails
+from overnight.adapters.tail.attempt import AttemptTails
+from overnight.adapters.tail.script_files import Place
 from overnight.adapters.worker import WorkerTree, is_alive
 from overnight.config import Config
 from overnight.core.environment import worker_environment
 from overnight.core.events import AlertSent, StopRequested
+from overnight.core.formats.files import DECODERS
 from overnight.core.orders import Memory
 from overnight.core.resume import Route, base_lr
 from overnight.errors import StoreError, UsageError
@@ -43,6 +46,13 @@ from overnight.supervisor.ports import Effects
 from overnight.supervisor.run import Run, Settings
 
 GPU_INTERVAL_S = 2.0
+
+CHANGES: dict[str, Literal["appended", "whole", "rewritten"]] = {
+    "file": "appended",
+    "tensorboard": "whole",
+    "trainer_state": "rewritten",
+}
+"""`metrics.source` -> how such files change."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +254,7 @@ def _settings(order: Order, receivers: tuple[Receiver, ...]) -> Settings:
         stall=config.detect.stall,
         gpu=config.gpu,
         resume=config.resume,
+        metrics=config.metrics,
         grace_s=config.run.grace_s,
         max_loss_s=config.checkpoints.max_loss_s,
         base_lr=rate,
@@ -264,7 +275,11 @@ def _effects(
         clock=time.monotonic,
         wall=time.time,
         worker=WorkerTree(inbox.put),
-        tails=AttemptTails(inbox.put, echo_to=sys.stdout.fileno() if order.echo else None),
+        tails=AttemptTails(
+            inbox.put,
+            echo_to=sys.stdout.fileno() if order.echo else None,
+            script=_script_files(order),
+        ),
         checkpoints=Shelf(
             name=order.name,
             patterns=order.config.checkpoints.glob,
@@ -287,6 +302,19 @@ def _effects(
     )
 
 
+def _script_files(order: Order) -> Place | None:
+    """The metrics files of the script's own, where the config names some."""
+    metrics = order.config.metrics
+    if metrics.source == "stdout" or metrics.path is None:
+        return None
+    here = glob.escape(str(order.workdir.absolute()))
+    return Place(
+        pattern=str(Path(here, Path(metrics.path).expanduser())),
+        decoder=DECODERS[metrics.source],
+        change=CHANGES[metrics.source],
+    )
+
+
 def _announce(
     order: Order,
     run: Run,
@@ -296,6 +324,9 @@ def _announce(
     """Before the start: what is watched, which checkpoints, whether and how it can resume."""
     where = order.directory / "attempts"
     console.say(f"watching {shlex.join(order.command)} as {order.name}, logs under {where}")
+    metrics = order.config.metrics
+    if metrics.path is not None:
+        console.say(f"metrics: {metrics.source} {metrics.path}")
     globs = ", ".join(order.config.checkpoints.glob)
     places = ", ".join(map(str, output_roots(order.command, order.workdir)))
     found = globs or f"new .pt .pth .ckpt .safetensors files under {places}"

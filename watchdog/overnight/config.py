@@ -26,6 +26,7 @@ from overnight.core.detect.slowdown import SlowdownConfig
 from overnight.core.detect.spike import SpikeConfig
 from overnight.core.detect.stall import StallConfig
 from overnight.core.events import Fault
+from overnight.core.formats.given import MetricsConfig
 from overnight.core.health import CheckpointsConfig
 from overnight.core.resume import ResumeConfig
 from overnight.core.situation import BudgetConfig, FaultPolicy, PolicyConfig
@@ -91,6 +92,7 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     run: RunConfig = Field(default_factory=RunConfig)
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
     checkpoints: CheckpointsConfig = Field(default_factory=CheckpointsConfig)
     resume: ResumeConfig = Field(default_factory=ResumeConfig)
     detect: DetectConfig = Field(default_factory=DetectConfig)

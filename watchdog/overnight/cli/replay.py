@@ -12,16 +12,14 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from overnight.cli.text import number
-from overnight.core.lines import LINE_BYTES, LineSplitter
+from overnight.core.formats.files import decoder_of
+from overnight.core.lines import LINE_BYTES, Decoder, LineSplitter
 from overnight.errors import UsageError
 
 if TYPE_CHECKING:
     from overnight.core.replay import Pacing, Replay, Report
 
 BLOCK_BYTES = 1 << 20
-
-MAX_STATE_BYTES = 64 << 20
-"""A trainer_state.json is read as a whole, and has a few hundred bytes an entry."""
 
 
 @click.command()
@@ -59,8 +57,17 @@ def _replays(config: Path | None, pacing: Pacing | None) -> Callable[[], Replay]
     values, source = read_config(config, Path.cwd()) if config else ({}, None)
     settings = parse_config(values, source=str(source))
     policy = Policy(settings.policies)
-    stall = settings.detect.stall
-    return lambda: Replay(panel=settings.panel, stall=stall, policy=policy, pacing=pacing)
+
+    def fresh() -> Replay:
+        return Replay(
+            panel=settings.panel,
+            stall=settings.detect.stall,
+            policy=policy,
+            pacing=pacing,
+            metrics=settings.metrics,
+        )
+
+    return fresh
 
 
 def _pacing(path: Path) -> Pacing:
@@ -80,35 +87,22 @@ def _pacing(path: Path) -> Pacing:
 
 def _read(log: str, replay: Replay, exit_code: int | None) -> Report:
     """Feed a whole log, in memory that does not grow with it."""
-    splitter = LineSplitter()
-    history = _history(Path(log)) if log.endswith(".json") else None
-    if history is not None:
-        replay.feed(history)
-        return replay.finish(exit_code)
+    decoder: Decoder = LineSplitter()
     try:
         with _opened(log) as (stream, size), _bar(log, size) as advance:
-            while block := stream.read(BLOCK_BYTES):
-                replay.feed(splitter.feed(block))
+            block = stream.read(BLOCK_BYTES)
+            decoder = decoder_of(Path(log).name, block)
+            while block:
+                replay.feed(decoder.feed(block))
                 advance(len(block))
+                block = stream.read(BLOCK_BYTES)
     except OSError as error:
         raise UsageError(f"cannot read {log}: {error.strerror}", hint="check LOG") from error
-    replay.feed(splitter.flush())
-    if splitter.cut_lines:
-        cut = f"{splitter.cut_lines} lines are longer than {LINE_BYTES >> 10} KiB and were cut"
+    replay.feed(decoder.flush())
+    if isinstance(decoder, LineSplitter) and decoder.cut_lines:
+        cut = f"{decoder.cut_lines} lines are longer than {LINE_BYTES >> 10} KiB and were cut"
         click.echo(f"{log}: {cut}", err=True)
     return replay.finish(exit_code)
-
-
-def _history(path: Path) -> list[str] | None:
-    """The log that Transformers keeps beside a checkpoint (trainer_state.json), an entry a line."""
-    try:
-        if path.stat().st_size > MAX_STATE_BYTES:
-            return None
-        state: Any = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None  # read as lines, which names what is wrong
-    entries = state.get("log_history") if isinstance(state, dict) else None
-    return [json.dumps(entry) for entry in entries] if isinstance(entries, list) else None
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, Literal
 
+Source = Literal["log", "metrics", "file"]  # worker.log, metrics.jsonl, files of the script's own
+
 
 class Severity(StrEnum):
     """How loudly a verdict speaks."""
@@ -132,16 +134,19 @@ class LogChunk:
 
     `first_line` is 1-based; `end_offset` is the byte after the last line; `skipped_bytes` counts
     what the tail left out because the reader was too far behind, `read_bytes` what one read found.
+    Of the script's own files: `begins` at the head of one, `heading`: its first line, if old.
     """
 
     at: float
     attempt: int
-    source: Literal["log", "metrics"]
+    source: Source
     lines: tuple[str, ...]
     first_line: int
     end_offset: int
     skipped_bytes: int = 0
     read_bytes: int = 0
+    begins: bool = False
+    heading: str = ""
 
 
 @dataclass(frozen=True, slots=True)

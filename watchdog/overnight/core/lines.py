@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 LINE_BYTES = 1 << 14
 """What is kept of one line; the rest of a longer one is read and forgotten."""
+
+
+class Decoder(Protocol):
+    """Bytes in, whole lines out, in bounded memory."""
+
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes have come that no line holds yet."""
+
+    def restart(self, *, mid_line: bool) -> None:
+        """What follows does not continue what came; `mid_line`: it begins inside a line."""
+
+    def feed(self, data: bytes) -> list[str]:
+        """The lines that these bytes complete."""
+
+    def flush(self) -> list[str]:
+        """What is left, at the end of a file that will not grow."""
 
 
 class LineSplitter:

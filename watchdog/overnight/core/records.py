@@ -1,8 +1,8 @@
 """From lines to accepted records: one source feeds the detectors, positions order everything.
 
-The metrics file (JSON lines) is the source from its hello or its first metric on; worker.log is
-then read only for notes and causes. If the file falls silent while the log goes on, the log is
-the source again.
+The metrics file (JSON lines) is the source from its hello or its first metric on, a file that the
+config names from the start; worker.log is then read only for notes and causes. If the file falls
+silent while the log goes on, the log is the source again.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
-from typing import Literal
 
-from overnight.core.events import LogChunk, Position, StepMetric
+from overnight.core.events import LogChunk, Position, Source, StepMetric
 from overnight.core.formats import Reading, WorkerEvent, read_json
+from overnight.core.formats.given import Given, MetricsConfig
 from overnight.core.formats.shape import Placed, Shape
 
 SILENT_FACTOR = 10
@@ -23,22 +23,49 @@ SILENT_FACTOR = 10
 FIRST_METRIC_S = 60.0
 """A hello without any metric for this long, while the log shows steps, was an empty promise."""
 
+FILE_SILENT_S = 600.0
+"""A file of the script's own may be written in blocks (TensorBoard: every 120 s), but not so
+rarely; `trainer_state.json` may: it is as old as the last checkpoint, and never given up."""
+
+REREAD_S = 60.0
+"""What is known already comes again at once; later, the script has begun to count anew."""
+
+_PREFERENCE: dict[Source, int] = {"log": 0, "metrics": 1, "file": 2}
+_NAMES: dict[Source, str] = {
+    "log": "worker.log",
+    "metrics": "the metrics file",
+    "file": "the file of [metrics]",
+}
+
 
 class RecordStream:
     """The accepted records of one attempt."""
 
-    def __init__(self, attempt: int, *, records_before: int = 0) -> None:
-        """`records_before` numbers the steps of a script that prints none."""
+    def __init__(
+        self,
+        attempt: int,
+        *,
+        records_before: int = 0,
+        metrics: MetricsConfig | None = None,
+        started_at: float = 0.0,
+        resumed_step: int | None = None,
+    ) -> None:
+        """`records_before` numbers the steps of a script that prints none; a file that the config
+        names (`metrics`) has nothing new up to `resumed_step`."""
         self._attempt = attempt
         self._count = 0
         self._unnumbered = 0
         self._records_before = records_before
-        self._source: Literal["log", "metrics"] = "log"
-        self._floor: int | None = None
+        self._metrics = metrics or MetricsConfig()
+        self._given = Given(self._metrics)
+        named = self._metrics.source != "stdout"
+        self._source: Source = "file" if named else "log"
+        self._floor = resumed_step if named else None
+        self._floor_at = started_at
         self._last: StepMetric | None = None
         self._gaps: deque[float] = deque(maxlen=50)
-        self._metrics_at: float | None = None
-        self.shape = Shape()
+        self._metrics_at: float | None = started_at if named else None
+        self._log, self._file = Shape(self._given), Shape(self._given)
         self.eval_records = 0
         self.skip_messages = 0
         self.progress_at: float | None = None
@@ -48,26 +75,44 @@ class RecordStream:
     @property
     def source(self) -> str:
         """Which file feeds the detectors now."""
-        return "worker.log" if self._source == "log" else "the metrics file"
+        return _NAMES[self._source]
+
+    @property
+    def shape(self) -> Shape:
+        """What was learned of the text that feeds the detectors now."""
+        return self._file if self._source == "file" else self._log
 
     def read(self, chunk: LogChunk, *, time_utc: float) -> Iterator[StepMetric | WorkerEvent]:
         """The records and protocol events of a chunk, in order."""
+        if chunk.begins or chunk.heading:
+            self._begin_file(chunk)
+        shape = self._file if chunk.source == "file" else self._log
         for offset, line in enumerate(chunk.lines):
             number = chunk.first_line + offset
-            if chunk.source == "log":
-                for found in self.shape.feed(line, number):
-                    yield from self._found(found, chunk, time_utc)
-            else:
-                parsed = read_json(line)
+            if chunk.source == "metrics":
+                parsed = read_json(line, means=self._given.means)
                 if parsed is not None:
                     placed = Placed(parsed, number) if isinstance(parsed, Reading) else parsed
                     yield from self._found(placed, chunk, time_utc)
+            else:
+                for found in shape.feed(line, number):
+                    yield from self._found(found, chunk, time_utc)
 
     def finish(self, *, at: float, time_utc: float) -> Iterator[StepMetric | WorkerEvent]:
         """The record that was waiting for more of its block when the output ended."""
-        chunk = LogChunk(at, self._attempt, "log", (), first_line=0, end_offset=0)
-        for found in self.shape.end():
-            yield from self._found(found, chunk, time_utc)
+        sources: tuple[tuple[Shape, Source], ...] = ((self._log, "log"), (self._file, "file"))
+        for shape, source in sources:
+            chunk = LogChunk(at, self._attempt, source, (), first_line=0, end_offset=0)
+            for found in shape.end():
+                yield from self._found(found, chunk, time_utc)
+
+    def _begin_file(self, chunk: LogChunk) -> None:
+        """A file is read from its head: what it has told before, or another one has, is known."""
+        self._file = Shape(self._given)
+        if chunk.heading:
+            self._file.heading(chunk.heading)
+        elif self._last is not None and self._source == "file":
+            self._floor, self._floor_at = self._last.step, chunk.at
 
     def _found(
         self, found: Placed | WorkerEvent, chunk: LogChunk, time_utc: float
@@ -105,7 +150,8 @@ class RecordStream:
         if chunk.source != "metrics":
             return  # a log may print anything; the protocol has a file of its own
         if event.name == "hello":
-            self._source, self._metrics_at = "metrics", chunk.at
+            if self._source == "log":
+                self._source, self._metrics_at = "metrics", chunk.at
             total = event.fields.get("total_steps")
             if isinstance(total, int) and total > 0:
                 self.total_steps = total
@@ -113,37 +159,44 @@ class RecordStream:
 
     def _takes(self, reading: Reading, chunk: LogChunk) -> bool:
         """Whether this chunk's file is the source; changes over where the rules say so."""
-        if chunk.source == "metrics":
+        if chunk.source != self._source:
+            better = _PREFERENCE[chunk.source] > _PREFERENCE[self._source]
+            if not better and not self._fell_silent(reading, chunk):
+                return False
+            self._gaps.clear()
+            self._metrics_at = None
+            self._source = chunk.source
+            if self._last is not None:
+                self._floor, self._floor_at = self._last.step, chunk.at
+        if chunk.source != "log":
             if self._metrics_at is not None and chunk.at > self._metrics_at:
                 self._gaps.append(chunk.at - self._metrics_at)
             self._metrics_at = chunk.at
-            if self._source == "log":
-                self._change_to("metrics")
-        elif self._source == "metrics":
-            if not self._metrics_fell_silent(reading, chunk.at):
-                return False
-            self._change_to("log")
-        if self._floor is not None and reading.step is not None:
-            if reading.step <= self._floor:
-                return False  # the other source has already given this one
-            self._floor = None
+        return self._is_news(reading, chunk.at)
+
+    def _is_news(self, reading: Reading, at: float) -> bool:
+        """Whether neither another source nor an earlier reading of the file has given this step."""
+        if self._floor is None or reading.step is None:
+            return True
+        rereading = at - self._floor_at < REREAD_S or self._metrics.source == "trainer_state"
+        if reading.step <= self._floor and rereading:
+            return False
+        self._floor = None
         return True
 
-    def _change_to(self, source: Literal["log", "metrics"]) -> None:
-        self._source = source
-        self._floor = self._last.step if self._last else None
-
-    def _metrics_fell_silent(self, reading: Reading, at: float) -> bool:
-        """The log shows newer steps while the metrics file has long said nothing."""
+    def _fell_silent(self, reading: Reading, chunk: LogChunk) -> bool:
+        """Another source shows newer steps while the present one has long said nothing."""
         last = self._last
         newer = reading.step is not None and (last is None or reading.step > last.step)
-        if not newer or self._metrics_at is None:
+        if not newer or self._metrics_at is None or self._metrics.source == "trainer_state":
             return False
-        silent = at - self._metrics_at
+        least = FILE_SILENT_S if self._source == "file" else 1.0
+        silent = chunk.at - self._metrics_at
         usual = SILENT_FACTOR * median(self._gaps) if self._gaps else FIRST_METRIC_S
-        if silent <= max(usual, 1.0):
+        if silent <= max(usual, least):
             return False
-        self.notes.append(f"no metrics for {silent:.0f} s while the log goes on: reading the log")
+        what = f"no metrics in {self.source} for {silent:.0f} s"
+        self.notes.append(f"{what}: reading {_NAMES[chunk.source]} instead")
         return True
 
     def _record(

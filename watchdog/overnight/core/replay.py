@@ -15,6 +15,7 @@ from overnight.core.detect.stall import StallConfig, StallDetector, Witness
 from overnight.core.events import Action, LogChunk, Position, Severity, StepMetric, Verdict
 from overnight.core.exits import TAIL_LINES, Death, cause_of_end, tells
 from overnight.core.formats import WorkerEvent
+from overnight.core.formats.given import MetricsConfig
 from overnight.core.policy import Policy
 from overnight.core.records import RecordStream
 from overnight.core.timestamps import stamp_s
@@ -128,6 +129,7 @@ class Replay:
         stall: StallConfig,
         policy: Policy,
         pacing: Pacing | None = None,
+        metrics: MetricsConfig | None = None,
     ) -> None:
         self._config = panel
         self._panel = Panel(panel)
@@ -135,7 +137,7 @@ class Replay:
         self._stall = StallDetector(stall, started_at=0.0)
         self._policy = policy
         self._clock = _Clock(pacing)
-        self._stream = RecordStream(1)
+        self._stream = RecordStream(1, metrics=metrics.names_only() if metrics else None)
         self._report = Report()
         self._tail: deque[tuple[int, int, str]] = deque(maxlen=TAIL_LINES)
         self._signs = 0

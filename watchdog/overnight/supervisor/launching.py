@@ -71,10 +71,10 @@ class Launcher:
             env=self._env(values, directory, resumes=resumes),
         )
         try:
+            self._effects.tails.open(run.attempts, directory)  # it must see what is there before
             self._effects.worker.start(launch)
-            self._effects.tails.open(run.attempts, directory)
         except (WorkerError, OSError) as error:  # OSError: no descriptors left to read it
-            self._effects.worker.kill()
+            self._effects.tails.finish()
             run.attempt = None
             raise WorkerError(f"cannot start the worker: {error}") from error
 
@@ -97,7 +97,13 @@ class Launcher:
             started_utc=self._effects.wall(),
             resumed=target,
             lr_scale=lr_scale,
-            stream=RecordStream(run.attempts, records_before=run.last.step if run.last else 0),
+            stream=RecordStream(
+                run.attempts,
+                records_before=run.last.step if run.last else 0,
+                metrics=settings.metrics,
+                started_at=at,
+                resumed_step=target.step if target else None,
+            ),
             panel=Panel(settings.panel, list(run.records), shifts=shifts),
             stall=StallDetector(settings.stall, started_at=at),
             buffering=BlockBuffering(),

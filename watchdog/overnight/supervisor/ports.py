@@ -37,7 +37,7 @@ class Tails(Protocol):
     """The readers of one attempt's files; LogChunks come back, and Drained after `finish`."""
 
     def open(self, attempt: int, directory: Path) -> None:
-        """Read the files of an attempt from their start."""
+        """Read the files of an attempt that is about to start, from their head."""
 
     def finish(self) -> None:
         """The worker is gone: read to the end, then say Drained."""

@@ -21,6 +21,7 @@ from overnight.core.events import (
     Verdict,
 )
 from overnight.core.exits import Death
+from overnight.core.formats.given import MetricsConfig
 from overnight.core.health import Ledger
 from overnight.core.incidents import Book
 from overnight.core.lifecycle import Lifecycle
@@ -48,6 +49,7 @@ class Settings:
     stall: StallConfig
     gpu: GpuHotConfig
     resume: ResumeConfig
+    metrics: MetricsConfig
     grace_s: float
     max_loss_s: float
     base_lr: float | None = None

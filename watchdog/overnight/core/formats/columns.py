@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 
-from overnight.core.formats.names import meaning
+from overnight.core.formats.given import Given
+from overnight.core.formats.names import NAMED_RANK
 from overnight.core.formats.plan import offer_step, significant_digits, to_number
 from overnight.core.formats.reading import Loss, Reading
 
@@ -14,13 +15,16 @@ _GAP = re.compile(r"\s{2,}|\t")
 _HEADING = re.compile(r"[A-Za-z_][\w/.\-#()% ]*")
 # YOLOv5 and v7 call the parts of the loss by their bare names.
 _YOLO = {"box": "box_loss", "obj": "obj_loss", "cls": "cls_loss", "total": "total_loss"}
+_SPACY = {"E": ("epoch", 0), "#": ("step", NAMED_RANK)}  # E    #       LOSS TOK2VEC  LOSS NER
 _COUNT = re.compile(r"(\d+)/(\d+)")
 
 
 class Columns:
     """Remembers the last heading that names a loss, and reads the rows below it."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Given) -> None:
+        self._given = given
+        self._means = given.means
         self._names: list[str] = []
         self._separator = ""
 
@@ -28,6 +32,7 @@ class Columns:
         """Whether this line names columns, one of them a training loss; it is then remembered."""
         low = line.lower()
         named = "loss" in low or ("epoch" in low and "mem" in low and " box " in low)
+        named = named or self._given.names_loss(low)
         if not named or "=" in low or ":" in low or len(line) > 1000:
             return False
         dense = "\t" in line or ("," in line and " " not in line)
@@ -37,7 +42,7 @@ class Columns:
             return False
         if any(name and not _HEADING.fullmatch(name) and name != "#" for name in names):
             return False
-        if not any(meaning(name)[0] == "loss" for name in names):
+        if not any(self._means(name)[0] == "loss" for name in names):
             return False
         self._names, self._separator = names, separator
         return True
@@ -51,7 +56,7 @@ class Columns:
             return None
         reading, losses = Reading(kind="whole"), []
         for name, cell in zip(self._names, cells, strict=False):
-            role, rank = meaning(name)
+            role, rank = _SPACY.get(name) or self._means(name)
             counted = _COUNT.fullmatch(cell)
             value = to_number(counted[1] if counted else cell)
             if value is None or not role:
@@ -67,7 +72,7 @@ class Columns:
                 setattr(reading, role, value)
         if not losses:
             return None
-        best = min(losses, key=lambda loss: meaning(loss.name)[1])
+        best = min(losses, key=lambda loss: self._means(loss.name)[1])
         reading.losses, reading.loss, reading.loss_key = tuple(losses), best.value, best.name
         reading.digits = significant_digits(best.text or "")
         _bar_behind(reading, line)

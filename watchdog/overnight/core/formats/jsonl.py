@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 
-from overnight.core.formats.names import EVAL_WORDS, meaning
+from overnight.core.formats.names import EVAL_WORDS, Meaning, meaning
 from overnight.core.formats.plan import MAX_STEP
 from overnight.core.formats.reading import Loss, Reading, WorkerEvent
 from overnight.core.formats.text import (
@@ -19,7 +19,7 @@ from overnight.core.formats.text import (
 _PLAIN_ROLES = ("eval_loss", "grad_norm", "lr", "tokens_per_s", "epoch", "loss_scale")
 
 
-def read_json(line: str) -> Reading | WorkerEvent | None:
+def read_json(line: str, *, means: Meaning = meaning) -> Reading | WorkerEvent | None:
     """A line of the worker protocol, or of any JSON-lines log: one object with numbers in it."""
     if len(line) > MAX_LINE_CHARS:
         return None
@@ -32,17 +32,17 @@ def read_json(line: str) -> Reading | WorkerEvent | None:
     event = value.get("event")
     if isinstance(event, str):
         return WorkerEvent(event, value)
-    reading = _reading(value)
+    reading = _reading(value, means)
     if reading is not None and value.get("skipped") is True:
         reading.skipped = True
     return reading
 
 
-def _reading(values: Mapping[str, object]) -> Reading | None:
+def _reading(values: Mapping[str, object], means: Meaning) -> Reading | None:
     """The first value under each role; an object that names its split as evaluation is one."""
     reading, seen, losses = Reading(), False, []
     for name, value, text in _numbers(values):
-        role, rank = meaning(name)
+        role, rank = means(name)
         if role == "loss":
             losses.append((rank, Loss(name, value, text)))
             seen = True
@@ -87,10 +87,12 @@ def _numbers(
             yield from _numbers({f"{name}/{key}": inner for key, inner in item.items()}, depth + 1)
 
 
-def read_line(line: str, *, decimal_comma: bool = False) -> Reading | WorkerEvent | None:
+def read_line(
+    line: str, *, decimal_comma: bool = False, means: Meaning = meaning
+) -> Reading | WorkerEvent | None:
     """A line of which nothing is known: JSON where it looks like an object, text otherwise."""
     if line.startswith('{"'):
-        found = read_json(line)
+        found = read_json(line, means=means)
         if found is not None:
             return found
     return read_text(line, decimal_comma=decimal_comma)

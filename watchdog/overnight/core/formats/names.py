@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 EVAL_WORDS = frozenset(
     (
@@ -27,6 +27,7 @@ _NAMES = {
     **dict.fromkeys(("step", "steps", "iter", "iters", "iteration", "iterations"), "step"),
     **dict.fromkeys(("it", "update", "updates", "nupdates", "batch", "batches"), "step"),
     **dict.fromkeys(("up", "步"), "step"),
+    **dict.fromkeys(("step num", "global batch"), "step"),
     **dict.fromkeys(("timesteps", "batch count", "batch idx", "minibatch"), "step"),
     **dict.fromkeys(("epoch", "ep", "epochs"), "epoch"),
     **dict.fromkeys(("lr", "learning rate", "learningrate", "lr0", "lrate", "l r"), "lr"),
@@ -41,8 +42,12 @@ _NAMES = {
     # The loss under another name.
     **dict.fromkeys(("xent", "cost", "cross entropy", "crossentropy", "nll", "trl"), "loss"),
     **dict.fromkeys(("ce", "objective", "loss step", "loss total", "loss avg", "elbo"), "loss"),
+    **dict.fromkeys(("mse", "rmse", "mae", "bpc", "bpb", "train error", "training error"), "loss"),
     **dict.fromkeys(("g gan", "g l1", "d real", "d fake", "损失", "損失"), "loss"),
     # Durations, counts and names of something else, which end in a word of interest.
+    **dict.fromkeys(
+        ("time batch", "time epoch", "time sample", "time token", "time iteration"), ""
+    ),
     **dict.fromkeys(("per step", "per iter", "per it", "per iteration", "per update"), ""),
     **dict.fromkeys(("s step", "ms step", "sec step", "s it", "ms it", "sec it", "s iter"), ""),
     **dict.fromkeys(
@@ -169,6 +174,9 @@ _SIDE = frozenset(
     )
 )
 
+_MEASURES = frozenset(("mse", "rmse", "mae", "bpc", "bpb", "error"))
+"""Measures that are the loss only where nothing else is."""
+
 _STEP_RANKS = {
     **dict.fromkeys(("global step", "num updates", "global steps", "total timesteps"), 5),
     **dict.fromkeys(("n updates", "optimizer step", "opt step"), 5),
@@ -178,12 +186,15 @@ _STEP_RANKS = {
 NAMED_RANK, COUNTER_RANK = 4, 2
 """How surely a number is the step: by a usual name, or only by its shape `n/total`."""
 
-PART_RANK, SIDE_RANK = 4, 9
-"""From here on a loss is a part of a total, and from here on one that may rise by design."""
+PART_RANK, MEASURE_RANK, SIDE_RANK = 4, 7, 9
+"""From here on a loss is a part of a total, a measure, and one that may rise by design."""
 
 _WORD = re.compile(r"[^\W_]+")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _MEANINGS: dict[str, tuple[str, int]] = {}
+
+Meaning = Callable[[str], tuple[str, int]]
+"""A name -> its role and rank, as `meaning`."""
 
 
 def meaning(name: str) -> tuple[str, int]:
@@ -196,8 +207,13 @@ def meaning(name: str) -> tuple[str, int]:
     return found
 
 
+def words_of(name: str) -> list[str]:
+    """The words of a name, in small letters: `trainLoss`, `train/loss` and `Train loss` agree."""
+    return _WORD.findall(_CAMEL.sub(" ", name).lower())
+
+
 def _meaning(name: str) -> tuple[str, int]:
-    words = _WORD.findall(_CAMEL.sub(" ", name).lower())
+    words = words_of(name)
     role = _role(words)
     if role == "loss":
         return ("loss" if EVAL_WORDS.isdisjoint(words) else "eval_loss"), _loss_rank(words)
@@ -231,12 +247,14 @@ _OPPONENTS = frozenset(("d", "disc", "discriminator", "critic", "value", "adv"))
 
 def are_adversarial(names: Iterable[str]) -> bool:
     """Whether losses of these names fight each other (GAN, RL): their level then says nothing."""
-    words = {word for name in names for word in _WORD.findall(_CAMEL.sub(" ", name).lower())}
+    words = {word for name in names for word in words_of(name)}
     return not (words.isdisjoint(_GENERATORS) or words.isdisjoint(_OPPONENTS))
 
 
 def _loss_rank(words: list[str]) -> int:
     """0 the most likely to be the training loss, 9 a side loss that may rise by design."""
+    if words[-1] in _MEASURES:
+        return MEASURE_RANK
     text = " ".join(words)
     ends = {" ".join(words[-2:]), " ".join(words[-3:])}
     if ends & _BEST:

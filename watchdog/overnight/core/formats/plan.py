@@ -22,7 +22,8 @@ _NUMBER = (
 # A name, as in "Grad Norm" or "train/loss"; a separator; a number, but no "3rd", "nanms" or "5%".
 _PAIR = re.compile(
     r"([^\W\d][\w/.\-]{0,39}(?:[ \t](?!nan\b(?! iter)|inf\b|NaN\b)[A-Za-z_(][\w/.\-)]{0,19}){0,3})"
-    r"(?:[\"']?[ \t]*+[:=][ \t]*+(?:[\"'\[(][ \t]*+)?|[ \t]++(?:\[[ \t]*+)?|\[)(?:tensor\()?"
+    r"(?:[\"']?[ \t]*+[:=][ \t]*+(?:[\"'\[(][ \t]*+)?|[ \t]++(?:\[[ \t]*+)?|\[)"
+    r"(?:(?:(?:np|jnp|torch)\.)?(?:tensor|[Aa]rray|DeviceArray|b?float\d*)\()?"
     rf"((?>{_NUMBER}))"
     r"(?:([kKM])(?=[\s,|)\]]|$)|(?![\w.]*(?:[A-Za-z_%]|\((?!ind|[-+\d]))))"
     r"(?:[ \t]*/[ \t]*(\d+(?:,\d+)*)(?!\w))?"
@@ -37,8 +38,10 @@ _TWO_COUNTERS = re.compile(r"\[\s*(\d+)/\d+\]\s*\[\s*(\d+)/(\d+)\]")
 # I0721 02:52:10 1234 logging_writer.py:48] [990] grad_norm=0.52, train_loss=2.1
 _BRACKETED_STEP = re.compile(r"(?:^|[\w]\] ?)\[(\d+)\][ :\t]")
 # 490 | loss 5.0760 | lr 5.0e-04 | 870.80ms        s:326 trl:3.2519 lr:0.0003
+# 0 [D loss: 0.652173, acc.: 50.00%] [G loss: 0.725513]
 _LEADING_STEP = re.compile(
-    r"(?:^|[\])\-:Z]\s)\s*+(\d++)\s*+\|\s+(?=[A-Za-z])|^s:(\d+)\s|^\s*(\d+):\s+(?=[A-Za-z])"
+    r"(?:^|[\])\-:Z]\s)\s*+(\d++)\s*+\|\s+(?=[A-Za-z])|^s:(\d+)\s"
+    r"|^\s*(\d+)(?::\s+(?=[A-Za-z])|\s(?=\[[A-Za-z]))"
 )
 # An evaluation word with a number of its own names that number, not the line, as in
 # `Val: 0.77, Loss: 2.1`; behind a level it is the name of a logger: `INFO:test:step 3: loss 2.1`.

@@ -11,11 +11,14 @@ import re
 from dataclasses import dataclass
 
 from overnight.core.formats.columns import Columns
+from overnight.core.formats.given import Given, MetricsConfig
+from overnight.core.formats.joiner import Joiner
 from overnight.core.formats.jsonl import read_line
-from overnight.core.formats.names import PART_RANK, SIDE_RANK, are_adversarial, meaning
-from overnight.core.formats.reading import Loss, Reading, WorkerEvent
-from overnight.core.formats.steps import Repeats, Steps
-from overnight.core.formats.text import clean, has_decimal_comma, significant_digits
+from overnight.core.formats.names import PART_RANK, SIDE_RANK, are_adversarial
+from overnight.core.formats.reading import Reading, WorkerEvent
+from overnight.core.formats.steps import Familiar, Repeats, Steps
+from overnight.core.formats.tables import Table, choose, take
+from overnight.core.formats.text import clean, has_decimal_comma
 
 SURE_RECORDS = 2
 """After this many records with a step in their line, a loss without one is something else."""
@@ -59,16 +62,21 @@ _STYLES = {"bar": "progress bar", "row": "table"}
 class Shape:
     """Feed it every line of a log, in order; it answers with records, evaluations, progress."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Given | None = None) -> None:
+        """`given` holds the names that need not be learned."""
+        self._given = given or Given(MetricsConfig())
+        self._means = self._given.means
         self._key = _Key()
-        self._line = ""
+        self._joiner = Joiner()
+        self._line, self._number = "", 0
         self._rank: str | None = None
         self._last: tuple[float | None, ...] = ()
         self._steps = Steps()
         self._repeats = Repeats()
+        self._familiar = Familiar()
         self._pending: Placed | None = None
-        self._table: dict[str, Loss] = {}
-        self._columns = Columns()
+        self._table = Table(self._means)
+        self._columns = Columns(self._given)
         self._parts: set[str] = set()
         self.adversarial = False
         self._context: Reading = Reading()
@@ -96,10 +104,19 @@ class Shape:
 
     def feed(self, line: str, number: int) -> list[Placed | WorkerEvent]:
         """What this line, with what was waiting for it, says."""
+        self._number = number
+        lines = self._joiner.feed(line)
+        if len(lines) == 1:
+            return self._feed(lines[0], number)
+        return [found for each in lines for found in self._feed(each, number)]
+
+    def _feed(self, line: str, number: int) -> list[Placed | WorkerEvent]:
         if "\x1b" in line or "\x08" in line:
             line = clean(line)
         self._line = line
-        found = self._columns.read(line) or read_line(line, decimal_comma=self._comma)
+        if self._given.has_pattern:
+            return self._matched(line, number)
+        found = self._columns.read(line) or self._in_line_of_its_own(line)
         plain = found is None or (not isinstance(found, WorkerEvent) and found.step is None)
         if plain and self._columns.is_heading(line):
             found = None
@@ -111,25 +128,52 @@ class Shape:
             return [found]
         if not self._comma and self._records < 50 and found.losses and has_decimal_comma(line):
             self._comma = True
-            return self.feed(line, number)
+            return self._feed(line, number)
         return self._read(found, number)
 
     def end(self) -> list[Placed | WorkerEvent]:
         """The record that was waiting for more, at the end of the output."""
-        return self._flush()
+        left = [found for each in self._joiner.end() for found in self._feed(each, self._number)]
+        return left + self._flush()
+
+    def heading(self, line: str) -> None:
+        """The first line of a file of which the rest is old: it may name the columns."""
+        self._columns.is_heading(line)
+
+    # --- what was given ------------------------------------------------------------------------
+
+    def _matched(self, line: str, number: int) -> list[Placed | WorkerEvent]:
+        """With a pattern only the lines that it fits report a step; a skipped update is heard."""
+        found = self._given.match(line)
+        if found is None:
+            other = read_line(line)
+            skips = isinstance(other, Reading) and other.kind == "skip"
+            return self._skip(other, number) if skips and isinstance(other, Reading) else []
+        if found.epoch is not None and found.whole_epoch:
+            self._epoch = int(found.epoch)
+        if found.loss is None:
+            return [Placed(found, number)] if found.eval_loss is not None else []
+        self._key = _Key(found.loss_key or "", found.loss_key or "")
+        return self._record(found, number)
+
+    def _in_line_of_its_own(self, line: str) -> Reading | WorkerEvent | None:
+        """A line without a heading above it; the given names win over those that we know."""
+        found = read_line(line, decimal_comma=self._comma, means=self._means)
+        if not self._given.has_keys or line.startswith('{"') or isinstance(found, WorkerEvent):
+            return found
+        if found is not None and found.kind not in ("", "bar"):
+            return found
+        return self._given.corrected(line, found)
 
     # --- one line ------------------------------------------------------------------------------
 
     def _read(self, found: Reading, number: int) -> list[Placed | WorkerEvent]:
         kind = found.kind
         if kind == "row":
-            row = found.losses[0]
-            if len(self._table) < 200:
-                self._table[row.name] = row
+            self._table.add(found.losses[0], number)
             return []
         if self._table:
-            out = self._flush_table(number)
-            return out + self._read(found, number)
+            return self._flush_table() + self._read(found, number)
         if kind in ("rule", "skip"):
             return self._flush() + (self._skip(found, number) if kind == "skip" else [])
         if found.loss is None and found.eval_loss is not None:
@@ -213,30 +257,16 @@ class Shape:
     def _flush(self) -> list[Placed | WorkerEvent]:
         pending, self._pending = self._pending, None
         if pending is None:
-            return self._flush_table(0) if self._table else []
-        _choose(pending.reading)
+            return self._flush_table() if self._table else []
+        choose(pending.reading, self._means)
         if not self._is_the_loss(pending.reading):
             return []
         return self._record(pending.reading, pending.line)
 
-    def _flush_table(self, number: int) -> list[Placed | WorkerEvent]:
-        rows, self._table = list(self._table.values()), {}
-        if len(rows) < 2 or number == 0:
-            return []
-        found, losses = Reading(kind="row"), []
-        for row in rows:
-            role, rank = meaning(row.name)
-            if role == "loss":
-                losses.append(row)
-            elif role == "step" and math.isfinite(row.value) and rank > found.rank:
-                found.step, found.rank = int(row.value), rank
-            elif role in ("lr", "grad_norm") and getattr(found, role) is None:
-                setattr(found, role, row.value)
-        if not losses:
-            return []
-        found.losses = tuple(losses)
-        _choose(found)
-        return self._record(found, number) if self._is_the_loss(found) else []
+    def _flush_table(self) -> list[Placed | WorkerEvent]:
+        line = self._table.line
+        found = self._table.take()
+        return self._record(found, line) if found and self._is_the_loss(found) else []
 
     # --- what was learned ----------------------------------------------------------------------
 
@@ -247,11 +277,11 @@ class Shape:
         if name == key.name:
             key.missed = 0
             return True
-        rank = meaning(found.loss_key or "")[1]
+        rank = self._means(found.loss_key or "")[1]
         if rank >= key.rank:
             for loss in found.losses:
                 if loss.name.lower() == key.name:
-                    _take(found, loss)
+                    take(found, loss)
                     key.missed = 0
                     return True
             key.missed += 1
@@ -263,6 +293,8 @@ class Shape:
     def _is_out_of_place(self, found: Reading) -> bool:
         """A loss without a step in a run whose records have one: a summary, a sampled text."""
         if found.step is not None:
+            if found.kind == "" and self._familiar.doubts(self._line, found.step):
+                return True
             self._in_line, self._against = self._in_line + 1, 0
             return False
         if self._in_line < SURE_RECORDS or self._bars:
@@ -303,7 +335,7 @@ class Shape:
             if math.isfinite(loss.value):
                 if len(self._parts) < 64:  # a log that invents names must not grow us
                     self._parts.add(loss.name)
-            elif loss.name in self._parts and meaning(loss.name)[1] < SIDE_RANK:
+            elif loss.name in self._parts and self._means(loss.name)[1] < SIDE_RANK:
                 found.loss = loss.value
 
     def _is_echo(self, found: Reading) -> bool:
@@ -351,12 +383,3 @@ def _merge(into: Reading, more: Reading) -> None:
             setattr(into, name, getattr(more, name))
     if into.epoch is None:
         into.epoch, into.whole_epoch = more.epoch, more.whole_epoch
-
-
-def _choose(found: Reading) -> None:
-    _take(found, min(found.losses, key=lambda loss: meaning(loss.name)[1]))
-
-
-def _take(found: Reading, loss: Loss) -> None:
-    found.loss, found.loss_key = loss.value, loss.name
-    found.digits = significant_digits(loss.text) if loss.text is not None else None

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from dataclasses import dataclass
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 REPEATS = 8
 """A step seen this few records ago is another rank or a redraw, not a new record."""
 
+
+FAR_STEPS = 100_000
+"""No script prints so rarely."""
+
+DOUBTS = 3
+"""So many odd lines in a row are the script's own."""
 
 STUCK = 300
 """Nobody starts so many ranks on one box, nor redraws one step so often."""
@@ -63,6 +72,37 @@ def _epochs_passed(counter: _Counter, count: int, counted_to: int | None, epoch:
     # The epoch is not printed, or printed too late: what counts is how far it had come.
     far = 0.98 if known else 0.5
     return 1 if counter.last >= far * counted_to else 0
+
+
+class Familiar:
+    """Tells a record from a sampled text that reads like one: `the log said step 9: loss 999`.
+
+    Only a step that cannot come next is doubted, and only where the words around the numbers are
+    not those of the last record either; a script that really goes on so is believed soon.
+    """
+
+    def __init__(self) -> None:
+        self._line = ""
+        self._step: int | None = None
+        self._doubts = 0
+
+    def doubts(self, line: str, step: int | None) -> bool:
+        """Whether this line with this step is no record of the run."""
+        last = self._step
+        odd = step is not None and last is not None and not last <= step <= last + FAR_STEPS
+        if odd and self._doubts < DOUBTS and _around(line) != _around(self._line):
+            self._doubts += 1
+            return True
+        self._line, self._step, self._doubts = line, step, 0
+        return False
+
+
+def _around(line: str) -> tuple[str, str]:
+    """The words before the first number of a line and behind its last."""
+    numbers = [found.span() for found in _NUMBER.finditer(line)]
+    if not numbers:
+        return "", ""
+    return line[: numbers[0][0]].strip(), line[numbers[-1][1] :].strip()
 
 
 class Repeats:

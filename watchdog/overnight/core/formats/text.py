@@ -29,7 +29,22 @@ _DECIMAL_COMMA = re.compile(
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[ -/]*[0-~])")
 
 _USUAL = ("oss", "norm", "step", "iter", "poch", "%|", "lr", "batch", "rate")
-_OTHER_NAMES = ("entropy", "trl", "xent", "cost", "nll", "objective", "elbo", "损失", "損失")
+_OTHER_NAMES = (
+    "mse",
+    "mae",
+    "bpc",
+    "bpb",
+    "rror",
+    "entropy",
+    "trl",
+    "xent",
+    "cost",
+    "nll",
+    "objective",
+    "elbo",
+    "损失",
+    "損失",
+)
 _SELDOM = (*_OTHER_NAMES, "nan", "inf ", "overflow", "|", "---", "it/", "avg", "% [", "finite")
 _PLANS: dict[tuple[str, ...], Plan | None] = {}
 

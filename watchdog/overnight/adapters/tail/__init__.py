@@ -1,0 +1,1 @@
+"""Following what a worker writes."""

@@ -1,0 +1,26 @@
+"""Which decoder turns a file's bytes into lines: text, TensorBoard events, trainer_state.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from overnight.core.formats.event_file import EventDecoder
+from overnight.core.formats.history import HistoryDecoder
+from overnight.core.lines import Decoder, LineSplitter
+
+DECODERS: dict[Literal["file", "tensorboard", "trainer_state"], Callable[[], Decoder]] = {
+    "file": LineSplitter,
+    "tensorboard": EventDecoder,
+    "trainer_state": HistoryDecoder,
+}
+"""`metrics.source` -> the decoder of such files."""
+
+
+def decoder_of(name: str, head: bytes) -> Decoder:
+    """The decoder for a file of this name that begins so."""
+    if "tfevents" in name:
+        return EventDecoder()
+    if name.endswith(".json") and b'"log_history"' in head:
+        return HistoryDecoder()
+    return LineSplitter()
