@@ -52,8 +52,9 @@ def test_floods_neither_stall_nor_grow_the_supervisor(box, body):
     rss = psutil.Process(live.process.pid).memory_info().rss
     assert rss < 80 << 20
     live.process.terminate()
-    live.finish()
+    said = live.finish().err
     assert box.incidents()[0]["cause"] == "host-oom"
+    assert said.count("long lines are cut") == (body in (LONG_LINES, NO_NEWLINE))
 
 
 def test_full_disk_for_the_state_does_not_stop_the_watch(box, tmp_path):

@@ -1,8 +1,7 @@
 """The vocabulary: what is seen, concluded and done. Values only, no behaviour.
 
-Observations carry `at`, monotonic seconds, for decisions; `*_utc` is the wall clock in seconds, for
-people and disk. A quantity that is not known is None, never 0.
-"""
+`at` is monotonic seconds, for decisions; `*_utc` is the wall clock in seconds, for people and disk.
+A quantity that is not known is None, never 0."""
 
 from __future__ import annotations
 
@@ -58,9 +57,8 @@ class Fault(StrEnum):
     CHECKPOINT_OVERDUE = "checkpoint-overdue"
 
 
-_NONFINITE = {Fault.LOSS_NONFINITE, Fault.GRAD_NONFINITE}
-_SPIKES = {Fault.LOSS_SPIKE, Fault.GRAD_SPIKE}
-NUMERIC_FAULTS = frozenset({*_NONFINITE, *_SPIKES, Fault.DIVERGENCE, Fault.COLLAPSE})
+_SUDDEN = {Fault.LOSS_NONFINITE, Fault.GRAD_NONFINITE, Fault.LOSS_SPIKE, Fault.GRAD_SPIKE}
+NUMERIC_FAULTS = frozenset({*_SUDDEN, Fault.DIVERGENCE, Fault.COLLAPSE})
 
 _MEMBERS = {
     Family.NUMERIC: NUMERIC_FAULTS,
@@ -133,8 +131,9 @@ class LogChunk:
     """Whole lines read from a worker file.
 
     `first_line` is 1-based; `end_offset` is the byte after the last line; `skipped_bytes` counts
-    what the tail left out because the reader was too far behind, `read_bytes` what one read found.
-    Of the script's own files: `begins` at the head of one, `heading`: its first line, if old.
+    what the tail left out because the reader was too far behind, `read_bytes` what one read found,
+    `cut_lines` the lines of the file so far of which only the head was kept. Of the script's own
+    files: `begins` at the head of one, `heading`: its first line, if old.
     """
 
     at: float
@@ -145,6 +144,7 @@ class LogChunk:
     end_offset: int
     skipped_bytes: int = 0
     read_bytes: int = 0
+    cut_lines: int = 0
     begins: bool = False
     heading: str = ""
 

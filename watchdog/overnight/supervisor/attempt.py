@@ -40,6 +40,7 @@ class Attempt:
     drained: bool = False
     condemned: bool = False
     levels_ignored: bool = False
+    cut_lines: int = 0
     records: int = 0
     first_at: float | None = None
     last: StepMetric | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from overnight.core.events import Family, Level, LogChunk, StepMetric
 from overnight.core.formats import WorkerEvent
 from overnight.core.lifecycle import Event, State
+from overnight.core.lines import LINE_BYTES
 from overnight.supervisor.attempt import Attempt
 from overnight.supervisor.journal import Journal
 from overnight.supervisor.judging import Judge
@@ -50,6 +51,11 @@ class Reader:
             self._effects.say(
                 f"warning: {chunk.skipped_bytes:,} bytes of log skipped, too far behind"
             )
+        if chunk.cut_lines and not attempt.cut_lines:
+            self._effects.say(
+                f"warning: long lines are cut; {LINE_BYTES >> 10} KiB of each are read"
+            )
+        attempt.cut_lines = max(attempt.cut_lines, chunk.cut_lines)
         for found in attempt.stream.read(chunk, time_utc=self._effects.wall()):
             self._take(found, attempt, chunk.at)
         if attempt.stream.shape.adversarial and not attempt.levels_ignored:

@@ -104,6 +104,7 @@ class Tail:
                 end_offset=self._offset - self._splitter.pending_bytes,
                 skipped_bytes=skipped,
                 read_bytes=read_bytes,
+                cut_lines=self._splitter.cut_lines,
             )
         )
         self._line += len(lines)
