@@ -93,10 +93,10 @@ def sections(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type
         kind = about.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             inner = kind.model_fields.values()
-            if all(_is_model(field.annotation) for field in inner):
-                yield from sections(kind, f"{path}{name}.")
-            else:
+            if not all(_is_model(field.annotation) for field in inner):
                 yield f"{path}{name}", kind
+            if any(_is_model(field.annotation) for field in inner):
+                yield from sections(kind, f"{path}{name}.")
         elif FaultPolicy in typing.get_args(kind):
             yield f"{path}{name}.FAULT", FaultPolicy
 
@@ -181,7 +181,8 @@ def page() -> str:
     for name, model in sections(Config):
         about = re.sub(r"^`\[.*?\]`:? ?", "", inspect.cleandoc(model.__doc__ or ""))
         intro = re.sub(r" \(science\.md[^)]*\)", "", " ".join(about.split()))
-        rows = [row(name, model, key, field) for key, field in model.model_fields.items()]
+        keys = model.model_fields.items()
+        rows = [row(name, model, key, f) for key, f in keys if not _is_model(f.annotation)]
         lines = [f"## `[{name}]`", "", intro[0].upper() + intro[1:], ""]
         lines += ["| key | type | default | meaning |", "|---|---|---|---|", *rows, ""]
         if name in NOTES:

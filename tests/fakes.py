@@ -91,6 +91,7 @@ class World:
                 gpu=parsed.gpu,
                 resume=parsed.resume,
                 metrics=parsed.metrics,
+                probe=parsed.probe,
                 grace_s=parsed.run.grace_s,
                 max_loss_s=parsed.checkpoints.max_loss_s,
                 base_lr=0.001,
@@ -145,6 +146,7 @@ class World:
             gpu=NoGpu(),
             say=lambda text: self.happened.append(f"say {text}"),
             write_control=lambda _path, value: self.happened.append(f"control {value['lr_scale']}"),
+            install_probe=lambda directory: directory / "probe",
             jitter=lambda: 0.0,
             receivers=("phone",),
         )

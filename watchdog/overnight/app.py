@@ -6,7 +6,6 @@ import glob
 import os
 import queue
 import random
-import shlex
 import shutil
 import signal
 import sys
@@ -14,7 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from overnight.adapters.checkpoints.discover import identity_of, step_of
 from overnight.adapters.checkpoints.patterns import output_roots
@@ -27,16 +26,18 @@ from overnight.adapters.housekeeping import Chores
 from overnight.adapters.lock import RunLock
 from overnight.adapters.notify.dispatch import Dispatcher, unusable
 from overnight.adapters.notify.receivers import Receiver, load_receivers
+from overnight.adapters.probe import imports_torch, install_probe
 from overnight.adapters.store import Store, StoreReader
 from overnight.adapters.tail.attempt import AttemptTails
 from overnight.adapters.tail.script_files import Place
 from overnight.adapters.worker import WorkerTree, is_alive
 from overnight.config import Config
+from overnight.core.announcement import Plan, announcement
 from overnight.core.environment import worker_environment
 from overnight.core.events import AlertSent, StopRequested
-from overnight.core.formats.files import DECODERS
+from overnight.core.formats.files import CHANGES, DECODERS
 from overnight.core.orders import Memory
-from overnight.core.resume import Route, base_lr
+from overnight.core.resume import base_lr
 from overnight.errors import StoreError, UsageError
 from overnight.supervisor import adoption
 from overnight.supervisor.inbox import Inbox
@@ -46,13 +47,6 @@ from overnight.supervisor.ports import Effects
 from overnight.supervisor.run import Run, Settings
 
 GPU_INTERVAL_S = 2.0
-
-CHANGES: dict[str, Literal["appended", "whole", "rewritten"]] = {
-    "file": "appended",
-    "tensorboard": "whole",
-    "trainer_state": "rewritten",
-}
-"""`metrics.source` -> how such files change."""
 
 
 @dataclass(frozen=True)
@@ -255,6 +249,7 @@ def _settings(order: Order, receivers: tuple[Receiver, ...]) -> Settings:
         gpu=config.gpu,
         resume=config.resume,
         metrics=config.metrics,
+        probe=config.probe,
         grace_s=config.run.grace_s,
         max_loss_s=config.checkpoints.max_loss_s,
         base_lr=rate,
@@ -297,6 +292,7 @@ def _effects(
         ),
         say=console.say,
         write_control=write_json,
+        install_probe=install_probe,
         jitter=random.random,
         receivers=tuple(receiver.key for receiver in receivers),
     )
@@ -315,28 +311,22 @@ def _script_files(order: Order) -> Place | None:
     )
 
 
-def _announce(
-    order: Order,
-    run: Run,
-    receivers: tuple[Receiver, ...],
-    console: Console,
-) -> None:
+def _announce(order: Order, run: Run, receivers: tuple[Receiver, ...], console: Console) -> None:
     """Before the start: what is watched, which checkpoints, whether and how it can resume."""
-    where = order.directory / "attempts"
-    console.say(f"watching {shlex.join(order.command)} as {order.name}, logs under {where}")
-    metrics = order.config.metrics
-    if metrics.path is not None:
-        console.say(f"metrics: {metrics.source} {metrics.path}")
-    globs = ", ".join(order.config.checkpoints.glob)
-    places = ", ".join(map(str, output_roots(order.command, order.workdir)))
-    found = globs or f"new .pt .pth .ckpt .safetensors files under {places}"
-    console.say(f"checkpoints: {found}")
-    sentence = run.means.sentence
-    if run.means.route is Route.NONE:
-        sentence += "; a script that cooperates says so when it starts"
-    console.say(f"resume: {sentence}")
-    labels = ", ".join(receiver.label for receiver in receivers)
-    console.say(f"alerts: {labels or 'nobody is told (add --notify URL)'}")
+    plan = Plan(
+        name=order.name,
+        command=order.command,
+        logs=str(order.directory / "attempts"),
+        metrics=order.config.metrics,
+        globs=order.config.checkpoints.glob,
+        places=[str(root) for root in output_roots(order.command, order.workdir)],
+        means=run.means,
+        alerts=[receiver.label for receiver in receivers],
+        probe=order.config.probe.enabled,
+        uses_torch=imports_torch(order.command, order.workdir),
+    )
+    for line in announcement(plan):
+        console.say(line)
 
 
 def _services(order: Order, inbox: Inbox, console: Console) -> tuple[ControlServer | None, Chores]:

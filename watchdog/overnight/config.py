@@ -28,6 +28,7 @@ from overnight.core.detect.stall import StallConfig
 from overnight.core.events import Fault
 from overnight.core.formats.given import MetricsConfig
 from overnight.core.health import CheckpointsConfig
+from overnight.core.probe import ProbeConfig
 from overnight.core.resume import ResumeConfig
 from overnight.core.situation import BudgetConfig, FaultPolicy, PolicyConfig
 from overnight.errors import ConfigError, UsageError
@@ -99,6 +100,7 @@ class Config(BaseModel):
     policy: dict[Fault, FaultPolicy] = Field(default_factory=dict)
     budget: BudgetConfig = Field(default_factory=BudgetConfig)
     gpu: GpuHotConfig = Field(default_factory=GpuHotConfig)
+    probe: ProbeConfig = Field(default_factory=ProbeConfig)
     notify: NotifyConfig = Field(default_factory=NotifyConfig)
 
     @property

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @click.option("--checkpoints", "globs", multiple=True, help="Pattern of the checkpoints.")
 @click.option("--resume-args", help='E.g. "--resume {checkpoint} --lr {lr}".')
 @click.option("--notify", multiple=True, help="Apprise URL, @FILE (0600) or env:NAME.")
+@click.option("--probe", is_flag=True, help="Watch and steer a PyTorch script from inside.")
 @click.option("--observe", is_flag=True, help="Detect and tell, never act.")
 @click.option("--detach", is_flag=True, help="Go on in the background.")
 @click.option("--fresh", is_flag=True, help="Put an earlier run of this name aside.")
@@ -101,6 +102,8 @@ def _with_flags(values: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]
         merged["checkpoints"] = {**_section(values, "checkpoints"), "glob": flags["globs"]}
     if flags.get("resume_args"):
         merged["resume"] = {**_section(values, "resume"), "args": flags["resume_args"]}
+    if flags.get("probe"):
+        merged["probe"] = {**_section(values, "probe"), "enabled": True}
     told = [*flags.get("notify", ())]
     if os.environ.get("OVERNIGHT_NOTIFY"):
         told += os.environ["OVERNIGHT_NOTIFY"].split()

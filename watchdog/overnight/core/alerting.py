@@ -156,13 +156,16 @@ def duration_text(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def healed_text(incident: Incident, *, resumed_step: int | None, silent: bool = False) -> str:
+def healed_text(
+    incident: Incident, *, resumed_step: int | None, silent: bool = False, in_place: bool = False
+) -> str:
     """The outcome of a recovery that worked, with the proof of its learning rate.
 
-    `silent`: the resumed worker ended well, but without a single record.
+    `silent`: the resumed worker ended well, but without a single record; `in_place`: the worker
+    was not restarted.
     """
     step = "the beginning" if resumed_step is None else f"step {resumed_step:,}"
-    text = f"resumed from {step}"
+    text = f"went back in place to {step}, no restart" if in_place else f"resumed from {step}"
     if silent:
         return f"{text}, and the worker ended at once with status 0: see whether that is right"
     proofs = {

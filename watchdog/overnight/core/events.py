@@ -396,5 +396,5 @@ class Decision:
     needs_you: bool = False
     from_scratch: bool = False
     skip: tuple[int, int] | None = None
-    exit_status: int | None = None
+    in_flight: bool = False
     advice: tuple[str, ...] = ()

@@ -216,6 +216,11 @@ class Ledger:
         self._poison = None
         self._suspect_since = None
 
+    def went_back_in_place(self) -> None:
+        """The worker's state is sound again: what it saves from now on is not suspect."""
+        self._poison = None
+        self._suspect_since = None
+
     def forget_lost(self) -> list[Identity]:
         """Drop entries whose bytes exist nowhere any more. Returns what was dropped."""
         lost = [identity for identity, entry in self._entries.items() if not entry.available]
@@ -225,6 +230,11 @@ class Ledger:
         return lost
 
     # --- questions -----------------------------------------------------------------------------
+
+    @property
+    def confirm_steps(self) -> int:
+        """Clean steps that make a state healthy."""
+        return self._config.confirm_steps
 
     def entries(self) -> list[Entry]:
         """All entries, oldest first."""

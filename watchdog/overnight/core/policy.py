@@ -115,6 +115,8 @@ class Policy:
     # --- ways to go on -------------------------------------------------------------------------
 
     def _resume(self, verdict: Verdict, now: Situation, action: Action) -> Decision:
+        if action is Action.ROLLBACK and self._may_stay(verdict, now):
+            return self._in_place(verdict, now)
         if now.means.route is Route.NONE:
             if now.checkpoints_exist:
                 return self._no_route(verdict, now)
@@ -128,6 +130,25 @@ class Policy:
                 )
             return self._no_checkpoint(verdict, now, action)
         return self._with_target(verdict, now, action=action, target=target, same=same)
+
+    def _may_stay(self, verdict: Verdict, now: Situation) -> bool:
+        """Whether the worker may go back in place; a fault that came back asks for more."""
+        override = self._config.faults.get(verdict.fault)
+        how = (override.in_flight if override else None) or "first"
+        numeric = verdict.fault in NUMERIC_FAULTS and verdict.onset_step is not None
+        if how == "never" or not (numeric and now.means.in_flight):
+            return False
+        return how == "only" or not any(p.in_flight for p in self._same_fault(verdict, now))
+
+    def _in_place(self, verdict: Verdict, now: Situation) -> Decision:
+        lr_scale = now.lr_scale * self._factor(verdict.fault)
+        if self._below_floor(lr_scale, now):
+            return self._at_floor(verdict, now)
+        reason = (
+            f"{verdict.reason}; go back in place to a snapshot from before step"
+            f" {verdict.onset_step} with the learning rate x{lr_scale:g}, without a restart"
+        )
+        return Decision(Action.ROLLBACK, reason, lr_scale=lr_scale, in_flight=True)
 
     def _with_target(
         self,

@@ -97,10 +97,13 @@ class Means:
     lowers_lr: bool
     live: bool = False
     skips: bool = False
+    in_flight: bool = False
 
     @property
     def sentence(self) -> str:
         """One line for the person who starts a run."""
+        if self.route is Route.NONE and self.in_flight:
+            return "goes back in place while the worker lives; no route for a restart"
         if self.route is Route.NONE:
             return (
                 "no resume route known: on a fault the checkpoint is secured and the run halts"
@@ -124,16 +127,26 @@ def expected_hello(command: Sequence[str]) -> Mapping[str, object] | None:
     return None
 
 
-def means_of(config: ResumeConfig, hello: Mapping[str, object] | None) -> Means:
-    """What configuration and the worker's own hello together allow."""
+def means_of(
+    config: ResumeConfig,
+    hello: Mapping[str, object] | None,
+    *,
+    probe: bool = False,
+    in_flight: bool = False,
+) -> Means:
+    """What configuration and the worker's own hello together allow.
+
+    `probe`: one inside the worker scales its learning rate; `in_flight`: it holds snapshots.
+    """
     cooperates = bool(hello and hello.get("resume"))
-    live = bool(hello and hello.get("lr_scale"))
+    live = probe or bool(hello and hello.get("lr_scale"))
     by_template = any("{checkpoint}" in text for text in config.templates)
     lr_template = any("{lr}" in text or "{lr_scale}" in text for text in config.templates)
     without = Route.COOPERATIVE if cooperates else Route.NONE
     route = Route.ARGUMENTS if by_template else without
     skips = cooperates or any("{skip_first}" in text for text in config.templates)
-    return Means(route, lowers_lr=lr_template or live, live=live, skips=skips)
+    lowers = lr_template or live
+    return Means(route, lowers_lr=lowers, live=live, skips=skips, in_flight=in_flight)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -18,6 +19,11 @@ class FaultPolicy(BaseModel):
     action: Action | None = Field(None, description="record, notify, restart, rollback, cool, halt")
     lr_factor: float | None = Field(None, gt=0, le=1, description="multiplies the learning rate")
     skip: bool | None = Field(None, description="skip the data around the fault when it comes back")
+    in_flight: Literal["first", "only", "never"] | None = Field(
+        None,
+        description="go back in place, without a restart, where the probe runs: before everything"
+        " else (the default), instead of everything else, or never",
+    )
 
     @field_validator("action")
     @classmethod
@@ -63,6 +69,7 @@ class PastRecovery:
     onset_step: int | None
     target_step: int | None
     reached_step: int | None = None
+    in_flight: bool = False
 
     @property
     def reach_steps(self) -> int | None:

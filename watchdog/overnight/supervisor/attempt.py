@@ -12,6 +12,7 @@ from overnight.core.detect.panel import Judgement, Panel
 from overnight.core.detect.stall import StallDetector, Witness
 from overnight.core.events import ExitRecord, StepMetric, Target, Verdict, WorkerStarted
 from overnight.core.exits import TAIL_LINES
+from overnight.core.probe import ProbeState
 from overnight.core.records import RecordStream
 from overnight.core.resume import LrWatch
 
@@ -41,6 +42,7 @@ class Attempt:
     condemned: bool = False
     levels_ignored: bool = False
     cut_lines: int = 0
+    probe: ProbeState = field(default_factory=ProbeState)
     records: int = 0
     first_at: float | None = None
     last: StepMetric | None = None

@@ -102,6 +102,8 @@ class Judge:
     ) -> None:
         if self._recoverer.between_attempts or self._run.stop is not None:
             return  # the worker is already being dealt with
+        if self._recoverer.is_going_back and death is None:
+            return  # it still prints what the snapshot will undo
         self._recoverer.abandon(f"not cured: {verdict.fault} before the recovery was proved")
         self._recoverer.begin(incident, verdict, decision, death)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from overnight.core.buffering import BlockBuffering
@@ -71,12 +72,35 @@ class Launcher:
             env=self._env(values, directory, resumes=resumes),
         )
         try:
+            launch = replace(launch, env=self._with_probe(launch, values))
             self._effects.tails.open(run.attempts, directory)  # it must see what is there before
             self._effects.worker.start(launch)
         except (WorkerError, OSError) as error:  # OSError: no descriptors left to read it
             self._effects.tails.finish()
             run.attempt = None
             raise WorkerError(f"cannot start the worker: {error}") from error
+
+    def _with_probe(self, launch: Launch, values: Values) -> dict[str, str]:
+        """The environment with our folder before all others, where the worker is to be probed."""
+        settings, env = self._run.settings, dict(launch.env)
+        if not settings.probe.enabled:
+            return env
+        try:
+            folder = str(self._effects.install_probe(settings.directory))
+        except OSError as error:
+            self._effects.say(f"warning: no probe in the worker: {error.strerror or error}")
+            return env
+        by_command = list(launch.command) != list(settings.command)
+        carried = by_command and bool(rate_arguments(settings.resume.args))
+        path = env.get("PYTHONPATH")
+        return env | {
+            "PYTHONPATH": f"{folder}:{path}" if path else folder,
+            "OVERNIGHT_PROBE": settings.probe.settings(
+                first_step=values.step or 0,
+                applied_scale=values.lr_scale if carried else 1.0,
+                clip=self._run.clip,
+            ),
+        }
 
     def _write_control(self, lr_scale: float, skip: tuple[int, int] | None) -> None:
         """The file that a cooperating worker reads again at each step."""

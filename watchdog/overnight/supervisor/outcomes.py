@@ -38,12 +38,15 @@ class Outcomes:
         """The recovery is over and worked: outcome and alert in one transaction."""
         incident = replace(self.incident(recovery), lr_proof=proof)
         target = recovery.decision.target
-        step = target.step if target else None
+        in_place = recovery.snapshot_step is not None
+        step = recovery.snapshot_step if in_place else target.step if target else None
         silent = self._run.attempt is not None and self._run.attempt.records == 0
         incident = replace(
             incident,
-            outcome=alerting.healed_text(incident, resumed_step=step, silent=silent),
-            cost_steps=self._lost_steps(recovery, target),
+            outcome=alerting.healed_text(
+                incident, resumed_step=step, silent=silent, in_place=in_place
+            ),
+            cost_steps=self._lost_steps(recovery, step),
             cost_s=self._lost_s(recovery, target),
             last_bad=self._run.record_count,
         ).passed("healed", self._effects.wall())
@@ -53,18 +56,17 @@ class Outcomes:
         cost = alerting.cost_text(incident)
         self._effects.say(f"healed: {incident.outcome}; it cost {cost}")
 
-    def _lost_steps(self, recovery: Recovery, target: Target | None) -> int | None:
-        seen = recovery.verdict.detected_step
-        if seen is None:
+    def _lost_steps(self, recovery: Recovery, resumed_step: int | None) -> int | None:
+        seen, target = recovery.verdict.detected_step, recovery.decision.target
+        if seen is None or (resumed_step is None and target is not None):
             return None
-        base = target.step if target else 0
-        return max(0, seen - base) if base is not None else None
+        return max(0, seen - (resumed_step or 0))
 
     def _lost_s(self, recovery: Recovery, target: Target | None) -> float | None:
         """From the moment that the resumed state was first reached until now."""
         now = self._effects.wall()
         entry = self._run.ledger.find(target.path) if target else None
-        since = entry.saved_utc if entry else self._run.started_utc
+        since = entry.saved_utc if entry else recovery.snapshot_utc or self._run.started_utc
         return max(0.0, min(recovery.begun_utc, now) - since) + (now - recovery.begun_utc)
 
     def halted(self, recovery: Recovery) -> None:

@@ -18,6 +18,9 @@ GPU_MEMORY_S = 60.0
 SECURE_S = 120.0
 """How long a halting supervisor waits for its last vault copy."""
 
+IN_PLACE_S = 30.0
+"""How long the probe may take to restore a snapshot, beside ten times the usual gap of records."""
+
 SAVE_S = 30.0
 """How long a worker may take to write the checkpoint that was asked for before a stop."""
 
@@ -31,6 +34,7 @@ ACTING = frozenset({Action.RESTART, Action.ROLLBACK, Action.COOL, Action.HALT})
 class Phase(StrEnum):
     """Where a recovery stands."""
 
+    IN_PLACE = "in place"
     STOPPING = "stopping"
     CHECKING = "checking"
     WAITING = "waiting"
@@ -57,3 +61,6 @@ class Recovery:
     dead_pids: frozenset[int] = frozenset()
     cooling: Cooling | None = None
     cooled: bool = False
+    order: int = 0
+    snapshot_step: int | None = None
+    snapshot_utc: float | None = None

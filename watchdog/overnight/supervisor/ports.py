@@ -122,7 +122,8 @@ class Effects:
     """Everything outside, handed to the supervisor once.
 
     `say` speaks to the person at the terminal and to supervisor.log; `write_control` replaces the
-    worker's control file; `jitter` gives a number from 0 to 1 for back-off.
+    worker's control file; `install_probe` lays the probe beside the run's state;
+    `jitter` gives a number from 0 to 1 for back-off.
     """
 
     clock: Callable[[], float]
@@ -135,5 +136,6 @@ class Effects:
     gpu: Gpu
     say: Callable[[str], None]
     write_control: Callable[[Path, dict[str, Any]], None]
+    install_probe: Callable[[Path], Path]
     jitter: Callable[[], float]
     receivers: tuple[str, ...] = ()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from overnight.core.events import Family, Level, LogChunk, StepMetric
 from overnight.core.formats import WorkerEvent
 from overnight.core.lifecycle import Event, State
 from overnight.core.lines import LINE_BYTES
+from overnight.core.probe import skipped_verdict
 from overnight.supervisor.attempt import Attempt
 from overnight.supervisor.journal import Journal
 from overnight.supervisor.judging import Judge
@@ -59,9 +63,7 @@ class Reader:
         for found in attempt.stream.read(chunk, time_utc=self._effects.wall()):
             self._take(found, attempt, chunk.at)
         if attempt.stream.shape.adversarial and not attempt.levels_ignored:
-            attempt.levels_ignored = True
-            attempt.panel.ignore_level()
-            self._effects.say("two losses that fight (GAN or RL): only dead losses are judged")
+            self._ignore_levels(attempt)
         if attempt.stream.total_steps is not None:
             self._run.total_steps = attempt.stream.total_steps
         while attempt.stream.notes:
@@ -85,6 +87,8 @@ class Reader:
             self._run.hello = dict(fields)
             if self._run.means != before:
                 self._effects.say(f"resume: {self._run.means.sentence}")
+        elif event.name == "probe":
+            self._probe(fields, attempt)
         elif event.name == "phase":
             attempt.stall.phase(str(fields.get("name", "")), at=at)
         elif event.name == "checkpoint" and isinstance(fields.get("path"), str):
@@ -93,8 +97,26 @@ class Reader:
             self._effects.checkpoints.announce(fields["path"], known_step)
             self._recoverer.checkpoint_saved(at)
 
+    def _probe(self, said: Mapping[str, Any], attempt: Attempt) -> None:
+        """The probe speaks of itself, or answers an order."""
+        for_people = attempt.probe.hear(said)
+        if for_people is not None:
+            self._effects.say(for_people)
+        if said.get("optimizers") and not attempt.levels_ignored:
+            self._ignore_levels(attempt)
+        if "rollback" in said:
+            self._recoverer.answered(said)
+
+    def _ignore_levels(self, attempt: Attempt) -> None:
+        attempt.levels_ignored = True
+        attempt.panel.ignore_level()
+        self._effects.say("two losses that fight (GAN or RL): only dead losses are judged")
+
     def _record(self, record: StepMetric, attempt: Attempt) -> None:
-        run = self._run
+        run, probe = self._run, attempt.probe
+        if record.skipped and probe.alive and record.loss_scale is None and not probe.told_of_skip:
+            probe.told_of_skip = True
+            self._judge.judge(skipped_verdict(record))
         judgement = attempt.observe(record)
         run.records.append(record)
         if run.first_step is None:

@@ -1,5 +1,6 @@
 """The steps of one recovery, each a request whose result comes back through the queue.
 
+    IN_PLACE   the probe is asked to restore a snapshot; if it does not, the worker is stopped
     STOPPING   the worker is told to end, or killed; until its tree is gone and its output read
     CHECKING   candidates that nobody has verified yet are verified, newest first, 30 s in all
     WAITING    back-off, cooling, and the GPU memory of the dead to be released
@@ -14,8 +15,9 @@ disk before anything is done, and again when the worker is gone and all candidat
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from overnight.core.detect.gpu_hot import Cooling
 from overnight.core.events import (
@@ -35,6 +37,8 @@ from overnight.core.lifecycle import Event
 from overnight.core.situation import PastRecovery
 from overnight.core.story import Incident
 from overnight.errors import WorkerError
+from overnight.supervisor.attempt import Attempt
+from overnight.supervisor.in_place import InPlace
 from overnight.supervisor.journal import Journal
 from overnight.supervisor.keeping import Keeper
 from overnight.supervisor.launching import Launcher
@@ -61,6 +65,7 @@ class Recoverer:
         self._journal = journal
         self._keeper = keeper
         self._outcomes = Outcomes(run, effects, journal)
+        self._in_place = InPlace(run, effects, journal)
         self.launcher = Launcher(run, effects, journal)
         self.current: Recovery | None = None
 
@@ -72,8 +77,13 @@ class Recoverer:
     @property
     def between_attempts(self) -> bool:
         """Whether the worker is being stopped or none has been started again yet."""
-        done = (Phase.STARTING, Phase.PROVING)
+        done = (Phase.STARTING, Phase.PROVING, Phase.IN_PLACE)
         return self.current is not None and self.current.phase not in done
+
+    @property
+    def is_going_back(self) -> bool:
+        """Whether the probe has been asked to restore a snapshot and has not answered yet."""
+        return self.current is not None and self.current.phase is Phase.IN_PLACE
 
     # --- begin -----------------------------------------------------------------------------------
 
@@ -87,6 +97,49 @@ class Recoverer:
         self.current = recovery
         attempt = run.attempt
         assert attempt is not None
+        if decision.in_flight:
+            self._ask(recovery)
+        else:
+            self._stop(recovery, attempt, at)
+
+    def _ask(self, recovery: Recovery) -> None:
+        try:
+            self._in_place.ask(recovery, confirm_steps=self._run.ledger.confirm_steps)
+            self._passed("asked to go back in place")
+        except OSError as error:
+            self._leave_place(f"the order could not be written ({error.strerror})")
+
+    def answered(self, said: Mapping[str, Any]) -> None:
+        """The probe has obeyed an order to go back, or says why it could not."""
+        recovery = self.current
+        if recovery is None or not self.is_going_back or said.get("rollback") != recovery.order:
+            return
+        why = self._in_place.answered(recovery, said)
+        if why:
+            self._leave_place(why)
+        else:
+            self._passed("back in place")
+
+    def _leave_place(self, why: str) -> None:
+        """In place it does not work: on with the ladder, which ends this process."""
+        recovery, run = self.current, self._run
+        assert recovery is not None
+        assert run.attempt is not None
+        self._effects.say(f"warning: {why}")
+        run.attempt.probe.snapshots = False
+        situation = run.situation(
+            recovery.verdict,
+            now_utc=self._effects.wall(),
+            incident=recovery.incident,
+            death=recovery.death,
+        )
+        recovery.decision = run.policy.decide(recovery.verdict, situation, recovery.death)
+        recovery.phase = Phase.STOPPING
+        self._stop(recovery, run.attempt, self._effects.clock())
+
+    def _stop(self, recovery: Recovery, attempt: Attempt, at: float) -> None:
+        """End the worker, as gently as the decision allows."""
+        run, decision = self._run, recovery.decision
         attempt.condemned = True
         if attempt.exited is not None:
             self._effects.worker.kill()  # what it has left behind
@@ -140,6 +193,8 @@ class Recoverer:
         recovery = self.current
         if recovery is None:
             return
+        if recovery.phase is Phase.IN_PLACE and at >= recovery.deadline:
+            self._leave_place("the probe has not answered")
         if recovery.phase is Phase.STOPPING:
             self._stopping(recovery, at)
         if recovery.phase is Phase.CHECKING and (not recovery.checking or at >= recovery.deadline):

@@ -16,6 +16,7 @@ from overnight.core.events import (
     CheckpointSeen,
     GpuSample,
     Health,
+    Position,
     StepMetric,
     Target,
     Verdict,
@@ -27,6 +28,7 @@ from overnight.core.incidents import Book
 from overnight.core.lifecycle import Lifecycle
 from overnight.core.placing import is_past
 from overnight.core.policy import Policy
+from overnight.core.probe import ProbeConfig, ProbeState
 from overnight.core.resume import LrWatch, Means, ResumeConfig, expected_hello, means_of
 from overnight.core.situation import PastRecovery, Situation
 from overnight.core.status import Now, snapshot
@@ -50,6 +52,7 @@ class Settings:
     gpu: GpuHotConfig
     resume: ResumeConfig
     metrics: MetricsConfig
+    probe: ProbeConfig
     grace_s: float
     max_loss_s: float
     base_lr: float | None = None
@@ -78,6 +81,8 @@ class Run:
     attempts: int = 0
     lr_scale: float = 1.0
     scales: dict[int, float] = field(default_factory=dict)
+    changes: list[tuple[Position, float]] = field(default_factory=list)
+    clip: str | None = None
     records: deque[StepMetric] = field(default_factory=lambda: deque(maxlen=KEPT_RECORDS))
     record_count: int = 0
     first_step: int | None = None
@@ -94,7 +99,15 @@ class Run:
     def means(self) -> Means:
         """What can be done to this worker, as far as it is known by now."""
         hello = self.hello or expected_hello(self.settings.command)
-        return means_of(self.settings.resume, hello)
+        attempt = self.attempt
+        probe = attempt.probe if attempt is not None else ProbeState()
+        lives = attempt is not None and attempt.exited is None
+        return means_of(
+            self.settings.resume,
+            hello,
+            probe=probe.alive,
+            in_flight=probe.snapshots and lives,
+        )
 
     @property
     def last(self) -> StepMetric | None:
@@ -145,12 +158,25 @@ class Run:
     def lr_watch(self, new_scale: float) -> LrWatch | None:
         """The proof that a new scale will need, from what has been logged so far."""
         logged = {
-            r.step: (r.lr, self.scales.get(r.position.attempt, 1.0))
-            for r in self.records
-            if r.lr is not None
+            r.step: (r.lr, self._scale_at(r.position)) for r in self.records if r.lr is not None
         }
         newest = next(reversed(logged.values()), None)
         return LrWatch(new_scale, logged, newest)
+
+    def _scale_at(self, position: Position) -> float:
+        """The learning-rate scale that was in force at a record."""
+        here = [s for p, s in self.changes if p.attempt == position.attempt and p <= position]
+        return here[-1] if here else self.scales.get(position.attempt, 1.0)
+
+    def back_in_place(self, onset: Position, *, new_scale: float) -> None:
+        """Go on with the history before a fault, in the same attempt and with another scale."""
+        kept = [record for record in self.records if record.position < onset]
+        newest = self.records[-1].position if self.records else onset
+        self.records.clear()
+        self.records.extend(kept)
+        self.changes.append((newest, new_scale))
+        self.lr_scale = new_scale
+        self.ledger.went_back_in_place()
 
     def situation(
         self, verdict: Verdict, *, now_utc: float, incident: int, death: Death | None

@@ -9,12 +9,21 @@ from overnight.core.formats.event_file import EventDecoder
 from overnight.core.formats.history import HistoryDecoder
 from overnight.core.lines import Decoder, LineSplitter
 
-DECODERS: dict[Literal["file", "tensorboard", "trainer_state"], Callable[[], Decoder]] = {
+Source = Literal["file", "tensorboard", "trainer_state"]
+
+DECODERS: dict[Source, Callable[[], Decoder]] = {
     "file": LineSplitter,
     "tensorboard": EventDecoder,
     "trainer_state": HistoryDecoder,
 }
 """`metrics.source` -> the decoder of such files."""
+
+CHANGES: dict[Source, Literal["appended", "whole", "rewritten"]] = {
+    "file": "appended",
+    "tensorboard": "whole",
+    "trainer_state": "rewritten",
+}
+"""`metrics.source` -> how such files change (adapters/tail/script_files.py)."""
 
 
 def decoder_of(name: str, head: bytes) -> Decoder:

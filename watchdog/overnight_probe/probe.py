@@ -1,0 +1,387 @@
+"""What happens around each update: measured, and where it must be, skipped, clipped or undone."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import sys
+import traceback
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from overnight_probe.channel import Control, Report, Rollback, Settings, now
+from overnight_probe.guard import Clip
+from overnight_probe.readback import Readback
+from overnight_probe.snapshots import Ring
+
+VERSION = 1
+
+
+@dataclass
+class _Seen:
+    """One optimizer as it has been seen: how many updates, and what is being done to this one."""
+
+    order: int
+    updates: int = 0
+    undo: list[Callable[[], None]] = field(default_factory=list)
+    record: dict[str, Any] | None = None
+    drop_next: bool = False
+
+
+def harmless(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Whatever goes wrong in a hook switches the probe off; the script never sees it."""
+
+    @functools.wraps(method)
+    def guarded(self: Probe, *args: Any, **kwargs: Any) -> Any:
+        if self.off:
+            return None
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - the promise of this file
+            self.switch_off(f"{type(error).__name__}: {error}", traceback.format_exc(limit=-3))
+            return None
+
+    return guarded
+
+
+class Probe:
+    """One process's probe. `main` says whether this process reports (rank 0)."""
+
+    def __init__(self, torch: Any, settings: Settings, *, main: bool) -> None:
+        self._torch = torch
+        self._settings = settings
+        self._main = main
+        self._report = Report(settings.metrics)
+        self._control = Control(settings.control, settings.lr_scale)
+        self._clip = Clip(settings.clip)
+        self._readback = Readback(torch)
+        self._ring = Ring(torch, keep=settings.keep, max_bytes=settings.snapshot_bytes)
+        self._seen: weakref.WeakKeyDictionary[Any, _Seen] = weakref.WeakKeyDictionary()
+        self._losses: list[Any] = []
+        self._unscaled: tuple[Any, Any] | None = None
+        self._norm: tuple[int, Any] | None = None
+        self._rolled = 0
+        self._skipped = 0
+        self._last_at: float | None = None
+        self._last_snapshot: tuple[int, float] | None = None
+        self._endings: list[Callable[[], None]] = []
+        self.off = False
+        atexit.register(self.close)
+
+    # --- on and off ------------------------------------------------------------------------------
+
+    def when_off(self, ending: Callable[[], None]) -> None:
+        """Have this called when the probe ends."""
+        self._endings.append(ending)
+
+    def switch_off(self, why: str, details: str = "") -> None:
+        """Undo what is half done, and watch no longer. Never raises."""
+        self.off = True
+        for seen in list(self._seen.values()):
+            _undo(seen)
+        for ending in self._endings:
+            with contextlib.suppress(Exception):  # the others still have to end
+                ending()
+        if self._main:
+            self._report.write({"event": "probe", "off": why, "details": details or None})
+
+    @harmless
+    def close(self) -> None:
+        """The process ends: what is still on its way is written."""
+        self._readback.finish()
+
+    def _say(self, **values: Any) -> None:
+        if self._main:
+            self._report.write({"event": "probe", **values})
+
+    # --- what torch tells ------------------------------------------------------------------------
+
+    @harmless
+    def on_scale(self, outputs: Any, scaled: Any) -> None:
+        """A GradScaler has scaled a loss: its backward is called on the product."""
+        if self._torch.is_tensor(outputs):
+            self._unscaled = (weakref.ref(scaled), outputs.detach())
+
+    @harmless
+    def on_backward(self, loss: Any) -> None:
+        """A loss is about to be differentiated; those of one update are added up."""
+        if loss.numel() != 1:
+            return
+        unscaled = self._unscaled
+        same = unscaled is not None and unscaled[0]() is loss
+        self._losses.append(unscaled[1] if same and unscaled else loss.detach())
+        self._unscaled = None
+        if len(self._losses) > 1:  # accumulated gradients are those of the sum
+            self._losses = [self._losses[0] + self._losses[1].to(self._losses[0].device)]
+
+    @harmless
+    def on_clip(self, parameters: Any, norm: Any, args: Any, kwargs: Any) -> None:
+        """The script has clipped: its norm is the one before clipping, and need not be computed."""
+        kind = kwargs.get("norm_type", args[1] if len(args) > 1 else 2.0)
+        if float(kind) == 2.0 and isinstance(parameters, list) and self._torch.is_tensor(norm):
+            self._norm = (sum(p.grad is not None for p in parameters), norm.detach())
+
+    def updates_of(self, optimizer: Any) -> int:
+        """How many updates this optimizer has made, left-out ones included."""
+        seen = self._seen.get(optimizer)
+        return seen.updates if seen else 0
+
+    @harmless
+    def on_scaler_step(self, optimizer: Any, before: int, scaler: Any) -> None:
+        """A GradScaler that found an overflow has not called `step`: the update is left out."""
+        if self.updates_of(optimizer) != before:
+            return
+        seen = self._of(optimizer)
+        seen.updates += 1
+        if seen.order == 0:
+            values = {**self._labels(seen.updates), "skipped": True}
+            values["loss_scale"] = float(scaler.get_scale())
+            loss, norm = self._take_loss(), self._torch.tensor(float("inf"))
+            self._push(values, loss, norm)
+        self._losses, self._norm = [], None
+
+    # --- around an update ------------------------------------------------------------------------
+
+    @harmless
+    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Before optimizer.step(); with a closure, after it has computed the gradients."""
+        if "deepspeed" in sys.modules:
+            self.switch_off("DeepSpeed steers its own updates: only the log is read")
+            return None
+        if type(optimizer).__name__ == "LBFGS":
+            return None  # evaluates its closure many times: there is no one update to look at
+        in_args = len(args) > 1 and callable(args[1])
+        closure = args[1] if in_args else kwargs.get("closure")
+        if not callable(closure):
+            self._prepare(optimizer)
+            return None
+
+        def watched() -> Any:
+            result = closure()
+            self._prepare_behind_closure(optimizer)
+            return result
+
+        if in_args:
+            return (args[0], watched, *args[2:]), kwargs
+        return args, {**kwargs, "closure": watched}
+
+    @harmless
+    def _prepare_behind_closure(self, optimizer: Any) -> None:
+        self._prepare(optimizer)
+
+    def _prepare(self, optimizer: Any) -> None:
+        seen = self._of(optimizer)
+        step = self._settings.first_step + seen.updates + 1
+        orders = self._control.read(step)
+        if orders.clip and orders.clip != self._settings.clip:
+            self._clip.change(orders.clip)
+        if seen.order == 0 and orders.rollback and orders.rollback.number > self._rolled:
+            self._roll_back(orders.rollback, step)
+        grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+        norm = self._norm_of(optimizer, grads)
+        scale = orders.lr_scale / self._settings.applied_scale
+        values = {**self._labels(seen.updates + 1), "lr": _rate(optimizer, scale)}
+        loss = self._take_loss()
+        skip: Any = self._is_bad(optimizer, norm, seen)
+        if seen.drop_next:
+            seen.drop_next, skip = False, True
+        if skip is True:
+            _hide_gradients(optimizer, seen)
+        else:
+            self._clip_to_bound(grads, norm)
+        _scale_rates(optimizer, scale, seen)
+        if seen.order == 0:
+            seen.record = {"values": values, "loss": loss, "norm": norm, "skip": skip}
+        elif seen.updates == 0:
+            self._say(optimizers=seen.order + 1)
+
+    @harmless
+    def after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """After optimizer.step(): everything is as the script left it, but for the update."""
+        seen = self._of(optimizer)
+        _undo(seen)
+        seen.updates += 1
+        self._losses, self._norm = [], None
+        record, seen.record = seen.record, None
+        if record is None:
+            return
+        skip = record["skip"]
+        values = record["values"]
+        if skip is True:
+            values["skipped"] = True
+            self._ring.mend_buffers()
+        flag = skip if self._torch.is_tensor(skip) else None
+        self._push(values, record["loss"], record["norm"], flag)
+        self._snapshot(self._settings.first_step + seen.updates)
+
+    # --- numbers ---------------------------------------------------------------------------------
+
+    def _of(self, optimizer: Any) -> _Seen:
+        seen = self._seen.get(optimizer)
+        if seen is None:
+            seen = self._seen[optimizer] = _Seen(len(self._seen))
+            if seen.order == 0:
+                kind, about = type(optimizer).__name__, self._settings
+                self._say(
+                    hello=VERSION,
+                    optimizer=kind,
+                    ranks=int(os.environ.get("WORLD_SIZE") or 1),
+                    in_flight=about.snapshots,
+                    guard={"skip_nonfinite": about.skip_nonfinite, "clip": about.clip},
+                )
+        return seen
+
+    def _labels(self, updates: int) -> dict[str, Any]:
+        at = now()
+        took, self._last_at = None if self._last_at is None else at - self._last_at, at
+        return {"step": self._settings.first_step + updates, "step_s": took}
+
+    def _take_loss(self) -> Any:
+        losses, self._losses = self._losses, []
+        return losses[0].reshape(()) if losses else None
+
+    def _norm_of(self, optimizer: Any, grads: list[Any]) -> Any:
+        """The 2-norm of the gradients as a tensor, unscaled; None without gradients."""
+        if not grads:
+            return None
+        known = self._norm
+        if known is not None and known[0] == len(grads):
+            return known[1]
+        torch = self._torch
+        dense = [grad._values() if grad.is_sparse else grad for grad in grads]
+        low = any(grad.dtype not in (torch.float32, torch.float64) for grad in dense)
+        if low or len({grad.device for grad in dense}) > 1:
+            norms = [torch.linalg.vector_norm(grad, dtype=torch.float32) for grad in dense]
+        else:
+            norms = torch._foreach_norm(dense)
+        norm = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
+        scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales by itself
+        return norm / scale if torch.is_tensor(scale) else norm
+
+    def _is_bad(self, optimizer: Any, norm: Any, seen: _Seen) -> Any:
+        """Whether this update would poison the weights: a bool, or a tensor that the device obeys.
+
+        The norm decides alone: under DDP it is the same on all ranks, a loss is not. A fused
+        optimizer on a device takes the flag there; others need it here, which waits for backward.
+        """
+        if norm is None or not self._settings.skip_nonfinite or _is_sharded(optimizer):
+            return False
+        if norm.is_cuda and all(group.get("fused") for group in optimizer.param_groups):
+            flag = getattr(optimizer, "found_inf", None)
+            if flag is None:
+                flag = (~self._torch.isfinite(norm)).float().reshape(())
+                optimizer.found_inf = flag
+                if not hasattr(optimizer, "grad_scale"):
+                    optimizer.grad_scale = None
+                    seen.undo.append(lambda: delattr(optimizer, "grad_scale"))
+                seen.undo.append(lambda: delattr(optimizer, "found_inf"))
+            return flag
+        return not bool(self._torch.isfinite(norm))
+
+    def _clip_to_bound(self, grads: list[Any], norm: Any) -> None:
+        bound = self._clip.bound()
+        if bound is None or norm is None:
+            return
+        factor = (bound / (norm + 1e-6)).clamp(max=1.0)
+        with self._torch.no_grad():
+            for grad in grads:
+                grad.mul_(factor.to(grad.device, grad.dtype))
+
+    def _push(self, values: dict[str, Any], loss: Any, norm: Any, flag: Any = None) -> None:
+        """Write a record as soon as its numbers are here."""
+
+        def write(loss: float | None, norm: float | None, flag: float | None) -> None:
+            if norm is not None and not values.get("skipped"):
+                self._clip.observe(norm)
+            skipped = bool(values.get("skipped")) or bool(flag)
+            if skipped and "loss_scale" not in values:
+                self._skipped += 1
+            if self._main:
+                extra = {"skipped": True, "skipped_total": self._skipped} if skipped else {}
+                self._report.write({**values, "loss": loss, "grad_norm": norm, **extra})
+
+        self._readback.push((loss, norm, flag), write)
+
+    # --- back in time ----------------------------------------------------------------------------
+
+    def _snapshot(self, step: int) -> None:
+        settings, at = self._settings, now()
+        if not settings.snapshots:
+            return
+        last = self._last_snapshot
+        if last is not None and (
+            step - last[0] < settings.snapshot_steps or at - last[1] < settings.snapshot_s
+        ):
+            return
+        first = last is None
+        self._last_snapshot = (step, at)
+        taken = self._ring.take(step, list(self._seen))
+        if first or not taken:
+            size = self._ring.bytes_each
+            self._say(snapshots=taken, bytes_each=size, why=self._ring.refused or None)
+        if not taken:
+            self._last_snapshot = (1 << 62, at)  # it will not fit later either
+
+    def _roll_back(self, order: Rollback, step: int) -> None:
+        """Restore the snapshot asked for; the gradients at hand belong to what is undone."""
+        self._rolled = order.number
+        wanted = {"before_step": order.before_step, "healthy_step": order.healthy_step}
+        snapshot = self._ring.newest(**wanted)
+        if snapshot is None:
+            held = ", ".join(map(str, self._ring.steps)) or "none"
+            self._say(rollback=order.number, ok=False, step=step, why=f"snapshots of steps: {held}")
+            return
+        self._ring.restore(snapshot)
+        for seen in self._seen.values():
+            seen.drop_next = True
+        self._last_snapshot = (step, now())
+        self._say(rollback=order.number, ok=True, step=step, snapshot_step=snapshot.step)
+
+
+def _undo(seen: _Seen) -> None:
+    """Give the script back what was changed for the time of one update. Never raises."""
+    while seen.undo:
+        undo = seen.undo.pop()
+        with contextlib.suppress(Exception):  # the rest must still be given back
+            undo()
+
+
+def _hide_gradients(optimizer: Any, seen: _Seen) -> None:
+    """Without gradients `step` changes nothing: not weights, not moments, not its own counters."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            grad = parameter.grad
+            if grad is not None:
+                seen.undo.append(functools.partial(setattr, parameter, "grad", grad))
+                parameter.grad = None
+
+
+def _scale_rates(optimizer: Any, scale: float, seen: _Seen) -> None:
+    """Lower the rates for one update: the schedule neither sees nor undoes it."""
+    if scale == 1.0:
+        return
+    for group in optimizer.param_groups:
+        rate = group.get("lr")
+        if hasattr(rate, "mul_"):  # capturable: the graph holds this very tensor
+            kept = rate.clone()
+            seen.undo.append(functools.partial(rate.copy_, kept))
+            rate.mul_(scale)
+        elif isinstance(rate, (int, float)):
+            seen.undo.append(functools.partial(group.__setitem__, "lr", rate))
+            group["lr"] = rate * scale
+
+
+def _rate(optimizer: Any, scale: float) -> float | None:
+    """The learning rate of the first group as it takes effect; None where there is none."""
+    rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
+    return None if rate is None else float(rate) * scale
+
+
+def _is_sharded(optimizer: Any) -> bool:
+    """Whether this process holds only a part of each parameter (FSDP): others may see otherwise."""
+    first = next((p for group in optimizer.param_groups for p in group["params"]), None)
+    return hasattr(first, "_local_tensor") or type(first).__name__ == "FlatParameter"

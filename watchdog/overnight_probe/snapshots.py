@@ -1,0 +1,202 @@
+"""Copies of the training state in host memory, to go back to without a restart."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+MEMORY_SHARE = 0.5
+"""All snapshots together may take this share of the memory that is available at the first one."""
+
+BUFFER = "buffer"
+
+
+@dataclass
+class _Kept:
+    """One value: where it lives (None: it is no tensor), how to get there again, and its copy."""
+
+    place: Callable[[], Any]
+    owner: dict[str, Any] | None
+    name: str
+    copy: Any
+
+    @property
+    def is_buffer(self) -> bool:
+        """Whether it is a buffer of a module, such as a running mean."""
+        return self.name == BUFFER
+
+
+@dataclass
+class Snapshot:
+    """The state after one step: parameters, buffers, optimizer state."""
+
+    step: int
+    kept: list[_Kept]
+    ready: Any = None
+
+    def wait(self) -> None:
+        """Until the copies to host memory have ended."""
+        if self.ready is not None:
+            self.ready.synchronize()
+
+
+class Ring:
+    """The last few snapshots. They cost `keep` times parameters, buffers and optimizer state."""
+
+    def __init__(self, torch: Any, *, keep: int, max_bytes: int) -> None:
+        """`max_bytes` 0: half of the memory that is available when the first one is taken."""
+        self._torch = torch
+        self._keep = keep
+        self._max_bytes = max_bytes
+        self._taken: list[Snapshot] = []
+        self._roots: list[Any] | None = None
+        self.refused = ""
+        self.bytes_each = 0
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the snapshots, oldest first."""
+        return [snapshot.step for snapshot in self._taken]
+
+    def take(self, step: int, optimizers: list[Any]) -> bool:
+        """Copy the state as it is after `step`. False, with a reason in `refused`, if too large.
+
+        A device copies in the background; the values are those of now, because whatever changes
+        them later runs behind the copy on the same stream.
+        """
+        torch, live = self._torch, list(self._values(optimizers))
+        if self.refused or not self._fits([value for value, _o, _n in live]):
+            return False
+        spare: list[_Kept] = self._taken.pop(0).kept if len(self._taken) >= self._keep else []
+        kept, on_device = [], False
+        for index, (value, owner, name) in enumerate(live):
+            if not torch.is_tensor(value):
+                kept.append(_Kept(_nowhere, owner, name, value))
+                continue
+            on_device = on_device or value.is_cuda
+            copy = spare[index].copy if index < len(spare) else None
+            if not torch.is_tensor(copy) or copy.shape != value.shape or copy.dtype != value.dtype:
+                copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+            copy.copy_(value.detach(), non_blocking=True)
+            kept.append(_Kept(weakref.ref(value), owner, name, copy))
+        snapshot = Snapshot(step, kept)
+        if on_device:
+            snapshot.ready = torch.cuda.Event()
+            snapshot.ready.record()
+        self._taken.append(snapshot)
+        return True
+
+    def newest(self, *, before_step: int, healthy_step: int) -> Snapshot | None:
+        """The newest finite one up to `healthy_step`, else the newest before `before_step`."""
+        for limit in (min(healthy_step, before_step - 1), before_step - 1):
+            for snapshot in reversed(self._taken):
+                if snapshot.step <= limit and self._is_finite(snapshot):
+                    return snapshot
+        return None
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Put the state back in place; later snapshots are of a future that is left."""
+        snapshot.wait()
+        with self._torch.no_grad():
+            for kept in snapshot.kept:
+                tensor = kept.place()
+                if tensor is not None:
+                    tensor.copy_(kept.copy)
+                if kept.owner is not None:  # optimizer state may have been replaced or cleared
+                    kept.owner[kept.name] = kept.copy if tensor is None else tensor
+        self._taken = [taken for taken in self._taken if taken.step <= snapshot.step]
+
+    def mend_buffers(self) -> None:
+        """Give running statistics that a bad batch has poisoned their last finite values back.
+
+        They are written in the forward pass, which nobody can take back: an update that is left
+        out keeps the weights, but a BatchNorm would never be finite again.
+        """
+        if not self._taken:
+            return
+        with self._torch.no_grad():
+            for kept in self._taken[-1].kept:
+                tensor = kept.place() if kept.is_buffer else None
+                if tensor is None or not tensor.is_floating_point():
+                    continue
+                if not bool(self._torch.isfinite(tensor).all()):
+                    self._taken[-1].wait()
+                    tensor.copy_(kept.copy)
+
+    # --- what belongs to the state ---------------------------------------------------------------
+
+    def _values(self, optimizers: list[Any]) -> Iterator[tuple[Any, dict[str, Any] | None, str]]:
+        """(value, the dictionary that holds it, its name there) of everything, each once."""
+        parameters = [
+            p for opt in optimizers for group in opt.param_groups for p in group["params"]
+        ]
+        seen = set()
+        named = [(p, "") for p in parameters]
+        for tensor, name in [*named, *((b, BUFFER) for b in self._buffers(parameters))]:
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield tensor, None, name
+        for optimizer in optimizers:
+            for state in optimizer.state.values():
+                if isinstance(state, dict):
+                    for name, value in state.items():
+                        yield value, state, name
+
+    def _buffers(self, parameters: list[Any]) -> Iterator[Any]:
+        """Buffers (running statistics) of the models that own the parameters."""
+        if self._roots is None or any(ref() is None for ref in self._roots):
+            self._roots = [weakref.ref(module) for module in self._models(parameters)]
+        for ref in self._roots:
+            model = ref()
+            if model is not None:
+                yield from model.buffers()
+
+    def _models(self, parameters: list[Any]) -> list[Any]:
+        """The outermost modules that hold one of these parameters, among all living objects."""
+        wanted = {id(parameter) for parameter in parameters}
+        kind = self._torch.nn.Module
+        modules = [item for item in gc.get_objects() if issubclass(type(item), kind)]
+        inner = {id(child) for module in modules for child in module.children()}
+        roots = [module for module in modules if id(module) not in inner]
+        return [root for root in roots if any(id(p) in wanted for p in root.parameters())]
+
+    # --- room and soundness ----------------------------------------------------------------------
+
+    def _fits(self, values: list[Any]) -> bool:
+        tensors = [value for value in values if self._torch.is_tensor(value)]
+        if any(hasattr(tensor, "_local_tensor") for tensor in tensors):
+            self.refused = "the parameters are sharded over several processes"
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        if not self._taken and not self.refused:
+            limit = self._max_bytes or int(MEMORY_SHARE * _available_bytes())
+            if size * self._keep > limit:
+                self.refused = (
+                    f"{self._keep} snapshots of {size >> 20} MiB do not fit into {limit >> 20} MiB"
+                )
+        self.bytes_each = size
+        return not self.refused
+
+    def _is_finite(self, snapshot: Snapshot) -> bool:
+        snapshot.wait()
+        floats = [k.copy for k in snapshot.kept if self._torch.is_tensor(k.copy)]
+        floats = [copy for copy in floats if copy.is_floating_point() or copy.is_complex()]
+        return all(bool(self._torch.isfinite(copy).all()) for copy in floats)
+
+
+def _nowhere() -> None:
+    """The place of a value that is no tensor."""
+
+
+def _available_bytes() -> int:
+    """Memory that the kernel would give without swapping; 0 where it does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) << 10
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0
