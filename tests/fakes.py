@@ -7,6 +7,7 @@ is due, so an hour of silence takes milliseconds. Every effect is written to `ha
 from __future__ import annotations
 
 import itertools
+import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,8 @@ class World:
         self.launches: list[Launch] = []
         self.incidents: dict[int, Any] = {}
         self.disk_full = False
+        self.controls: list[dict[str, Any]] = []
+        self.control_broken = False
         self.obeys_terminate = True
         self.dies_of_kill = True
         self.verifier_hangs = False
@@ -145,7 +148,7 @@ class World:
             dispatcher=Dispatcher(self),
             gpu=NoGpu(),
             say=lambda text: self.happened.append(f"say {text}"),
-            write_control=lambda _path, value: self.happened.append(f"control {value['lr_scale']}"),
+            write_control=self._write_control,
             install_probe=lambda directory: directory / "probe",
             jitter=lambda: 0.0,
             receivers=("phone",),
@@ -156,6 +159,12 @@ class World:
     def said(self, text: str) -> bool:
         """Whether the supervisor said something with this text."""
         return any(text in line for line in self.happened if line.startswith("say "))
+
+    def _write_control(self, _path: Path, value: dict[str, Any]) -> None:
+        if self.control_broken:
+            raise OSError(28, "No space left on device")
+        self.controls.append(value)
+        self.happened.append(f"control {value['lr_scale']}")
 
     # --- the worker ------------------------------------------------------------------------------
 
@@ -344,6 +353,17 @@ def chunk(world: World, *lines: str) -> LogChunk:
     """Lines of the worker's log."""
     attempt = world.launches[-1].attempt
     return LogChunk(world.now, attempt, "log", lines, first_line=1, end_offset=0)
+
+
+def probe_says(**values: Any) -> Step:
+    """An event of the probe, in the metrics file."""
+
+    def step(world: World) -> None:
+        text = json.dumps({"event": "probe", **values})
+        attempt = world.launches[-1].attempt
+        world.put(LogChunk(world.now, attempt, "metrics", (text,), first_line=1, end_offset=0))
+
+    return step
 
 
 def line(text: str) -> Step:

@@ -100,6 +100,12 @@ class Control:
         self.orders = Orders(lr_scale=lr_scale)
         self._waiting: Orders | None = None
 
+    @property
+    def goes_back(self) -> bool:
+        """Whether an order to go back waits for its step."""
+        waiting = self._waiting
+        return waiting is not None and waiting.rollback != self.orders.rollback
+
     def read(self, step: int) -> Orders:
         """The orders in force at this step."""
         try:

@@ -1,4 +1,4 @@
-"""Numbers that decide whether an update is clipped: an adaptive bound on the gradient norm."""
+"""Numbers that decide: when a gradient is clipped, and whether a state is worth keeping."""
 
 from __future__ import annotations
 
@@ -67,3 +67,42 @@ class Clip:
     def bound(self) -> float | None:
         """The norm to clip to, None for none."""
         return self._auto.bound() if self._how == "auto" else self._fixed
+
+
+RISE = 0.25
+PATIENCE = 10
+
+
+class Calm:
+    """Whether the loss is where it was when the last snapshot was taken.
+
+    While a run is going wrong, new snapshots would push the good ones out before anybody has
+    decided to go back. A loss that has risen by a quarter (average over about 10 updates) is
+    waited for; but a change of data is no fault, so not for more than PATIENCE snapshots.
+    """
+
+    def __init__(self) -> None:
+        self._average: float | None = None
+        self._kept: float | None = None
+        self._missed = 0
+
+    def observe(self, loss: float) -> None:
+        """A loss as it was reported."""
+        if not math.isfinite(loss):
+            self._average = math.inf
+        elif self._average is None or math.isinf(self._average):
+            self._average = loss
+        else:
+            self._average += 0.1 * (loss - self._average)
+
+    def allows(self) -> bool:
+        """Whether a snapshot that is due may be taken."""
+        average, kept = self._average, self._kept
+        risen = average is not None and (
+            math.isinf(average) or (kept is not None and average - kept > RISE * abs(kept))
+        )
+        if risen and self._missed < PATIENCE:
+            self._missed += 1
+            return False
+        self._missed, self._kept = 0, average
+        return True

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from overnight_probe.channel import Control, Report, Rollback, Settings, now
-from overnight_probe.guard import Clip
+from overnight_probe.guard import Calm, Clip
 from overnight_probe.readback import Readback
 from overnight_probe.snapshots import Ring
 
@@ -58,6 +58,7 @@ class Probe:
         self._report = Report(settings.metrics)
         self._control = Control(settings.control, settings.lr_scale)
         self._clip = Clip(settings.clip)
+        self._calm = Calm()
         self._readback = Readback(torch)
         self._ring = Ring(torch, keep=settings.keep, max_bytes=settings.snapshot_bytes)
         self._seen: weakref.WeakKeyDictionary[Any, _Seen] = weakref.WeakKeyDictionary()
@@ -297,6 +298,8 @@ class Probe:
         def write(loss: float | None, norm: float | None, flag: float | None) -> None:
             if norm is not None and not values.get("skipped"):
                 self._clip.observe(norm)
+            if loss is not None:
+                self._calm.observe(loss)
             skipped = bool(values.get("skipped")) or bool(flag)
             if skipped and "loss_scale" not in values:
                 self._skipped += 1
@@ -310,7 +313,7 @@ class Probe:
 
     def _snapshot(self, step: int) -> None:
         settings, at = self._settings, now()
-        if not settings.snapshots:
+        if not settings.snapshots or self._control.goes_back:
             return
         last = self._last_snapshot
         if last is not None and (
@@ -319,6 +322,8 @@ class Probe:
             return
         first = last is None
         self._last_snapshot = (step, at)
+        if not self._calm.allows():
+            return
         taken = self._ring.take(step, list(self._seen))
         if first or not taken:
             size = self._ring.bytes_each

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from overnight.core.events import Fault, Severity, StepMetric, Verdict
 
-AHEAD_S, AHEAD_STEPS = 3.0, 5
+AHEAD_S, AHEAD_STEPS = 1.0, 5
 """Processes that step together obey an order from a step on that none of them has reached yet."""
 
 
