@@ -7,7 +7,6 @@ is due, so an hour of silence takes milliseconds. Every effect is written to `ha
 from __future__ import annotations
 
 import itertools
-import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -353,17 +352,6 @@ def chunk(world: World, *lines: str) -> LogChunk:
     """Lines of the worker's log."""
     attempt = world.launches[-1].attempt
     return LogChunk(world.now, attempt, "log", lines, first_line=1, end_offset=0)
-
-
-def probe_says(**values: Any) -> Step:
-    """An event of the probe, in the metrics file."""
-
-    def step(world: World) -> None:
-        text = json.dumps({"event": "probe", **values})
-        attempt = world.launches[-1].attempt
-        world.put(LogChunk(world.now, attempt, "metrics", (text,), first_line=1, end_offset=0))
-
-    return step
 
 
 def line(text: str) -> Step:

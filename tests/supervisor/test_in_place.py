@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
-from fakes import World, checkpoint, dies, do, line, probe_says, steps, wait
+from fakes import Step, World, checkpoint, dies, do, line, steps, wait
+from overnight.core.events import LogChunk
+
+
+def probe_says(**values: Any) -> Step:
+    """An event of the probe, in the metrics file."""
+
+    def step(world: World) -> None:
+        text = json.dumps({"event": "probe", **values})
+        attempt = world.launches[-1].attempt
+        world.put(LogChunk(world.now, attempt, "metrics", (text,), first_line=1, end_offset=0))
+
+    return step
+
 
 HELLO = [
     probe_says(hello=1, optimizer="AdamW", ranks=1, in_flight=True),
@@ -135,8 +151,6 @@ def test_the_first_left_out_update_is_told_once():
 
     def says(text):
         def step(w):
-            from overnight.core.events import LogChunk
-
             w.now += 1.0
             w.put(LogChunk(w.now, 1, "metrics", (text,), first_line=1, end_offset=0))
 
