@@ -8,6 +8,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_PYTHON ?=
+FRAMEWORKS ?= $(VENV)-frameworks
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.overnight-installed
@@ -46,6 +47,14 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev --editable . $(TRAINING)
 	@touch $@
 
+# An environment as users have it, without Overnight: PyTorch and what is built on it.
+$(FRAMEWORKS)/.installed: constraints-frameworks.txt | $(STAMP)
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --constraint constraints-frameworks.txt \
+	  torch transformers accelerate lightning
+	@touch $@
+
 torch-python:
 ifneq ($(strip $(TORCH_PYTHON)),)
 	@$(TORCH_PYTHON) -c 'import torch; v = torch.__version__.split("."); assert (int(v[0]), int(v[1])) >= (2, 4)' 2>/dev/null || { \
@@ -59,8 +68,8 @@ test: $(STAMP) torch-python
 	$(BIN)/python -m pytest -m "not slow"
 
 # pytest says 5 when no test matches; an empty group passes.
-test-slow: $(STAMP) torch-python
-	$(BIN)/python -m pytest -m slow || { status=$$?; [ $$status -eq 5 ] || exit $$status; }
+test-slow: $(STAMP) torch-python $(FRAMEWORKS)/.installed
+	FRAMEWORKS_PYTHON=$(abspath $(FRAMEWORKS))/bin/python $(BIN)/python -m pytest -m slow || { status=$$?; [ $$status -eq 5 ] || exit $$status; }
 
 check: $(STAMP)
 	$(BIN)/ruff format --check
@@ -75,5 +84,5 @@ bench: $(STAMP)
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
 clean:
-	rm -rf .venv build dist demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-frameworks build dist demo-run .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find watchdog trainer tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,62 @@
+"""Unmodified framework scripts with the probe inside, in an environment without Overnight.
+
+`make test-slow` makes that environment and names its Python in FRAMEWORKS_PYTHON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+WORKERS = Path(__file__).parents[1] / "workers"
+PYTHON = os.environ.get("FRAMEWORKS_PYTHON", "")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not PYTHON, reason="FRAMEWORKS_PYTHON is not set: use make test-slow"),
+]
+
+
+def run(box, script):
+    """(records, the two JSON lines that the script ends with)."""
+    (box.workdir / "train.py").write_text((WORKERS / script).read_text())
+    done = box.run([PYTHON, "train.py"], "--probe", resume=None, timeout_s=110)
+    assert done.status == 0, done.err
+    said = [
+        json.loads(line)
+        for line in box.log(1).splitlines()
+        if line.startswith(('{"fin', "[[", "[{"))
+    ]
+    state, truth = said
+    assert state == {"finite": True, "overnight": False}
+    [incident] = box.incidents()
+    assert (incident["severity"], incident["action"]) == ("warning", "notify")
+    return [line for line in box.metrics(1) if "event" not in line], truth
+
+
+def test_the_hugging_face_trainer(box):
+    """Accelerate, clipping and gradient accumulation: what the Trainer logs itself is reported."""
+    records, history = run(box, "hf_trainer.py")
+    assert [r["step"] for r in records] == list(range(1, 501))
+    logged = [entry for entry in history if "grad_norm" in entry]
+    assert len(logged) == 50
+    for entry in logged:
+        here = records[entry["step"] - 1]
+        assert float(entry["grad_norm"]) == pytest.approx(here["grad_norm"], rel=1e-3, nan_ok=True)
+        window = [r["loss"] for r in records[entry["step"] - 10 : entry["step"]]]
+        if all(map(math.isfinite, window)):  # the Trainer writes its own idea of a NaN
+            assert float(entry["loss"]) == pytest.approx(sum(window) / 10, rel=1e-3)
+    assert sum(r.get("skipped", False) for r in records) == 2  # one bad example, two epochs
+
+
+def test_lightning(box):
+    """The optimizer is given a closure; the schedule goes on; each number is the script's own."""
+    records, truth = run(box, "lightning_script.py")
+    assert len(records) == len(truth) == 500
+    seen = [(r["loss"], r["grad_norm"]) for r in records]
+    assert seen == [pytest.approx(tuple(pair), rel=1e-5, nan_ok=True) for pair in truth]
+    assert (records[0]["lr"], records[-1]["lr"]) == (0.01, 0.005)
+    assert sum(r.get("skipped", False) for r in records) == 2

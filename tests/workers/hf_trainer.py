@@ -1,0 +1,45 @@
+"""The Hugging Face Trainer: a tiny random model, one bad example, no probe in sight."""
+
+import json
+import sys
+
+import torch
+from transformers import Trainer, TrainingArguments
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1)
+        )
+
+    def forward(self, x, labels=None):
+        out = self.net(x)
+        return {"loss": (out - labels).pow(2).mean(), "logits": out}
+
+
+x = torch.randn(4000, 8)
+y = x.sum(1, keepdim=True).sin()
+x[1234] = float("nan")
+data = [{"x": a, "labels": b} for a, b in zip(x, y)]  # noqa: B905 - Python 3.9
+arguments = TrainingArguments(
+    output_dir="out",
+    per_device_train_batch_size=8,
+    gradient_accumulation_steps=2,
+    num_train_epochs=2,
+    learning_rate=1e-2,
+    logging_steps=10,
+    save_strategy="no",
+    report_to=[],
+    disable_tqdm=True,
+    use_cpu=True,
+)
+trainer = Trainer(model=Model(), args=arguments, train_dataset=data)
+trainer.train()
+finite = all(bool(torch.isfinite(p).all()) for p in trainer.model.parameters())
+print(json.dumps({"finite": finite, "overnight": "overnight" in sys.modules}))
+print(json.dumps(trainer.state.log_history))
