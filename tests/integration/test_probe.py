@@ -108,6 +108,52 @@ def test_a_broken_probe_does_not_keep_the_script_from_starting(box, story):
     assert (plain.status, plain.out, plain.err) == (0, "trained\n", "")
 
 
+FOUR_LINES = """\
+import os, time, torch
+try:
+    from overnight_probe import resume
+except ImportError:
+    resume = lambda *parts: 0
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+start = resume(model, optimizer)
+print("start", start)
+for step in range(start + 1, 801):
+    x = torch.randn(16, 4)
+    loss = (model(x) - x.sum(1, keepdim=True) - torch.randn(16, 1)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step % 50 == 0:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+        torch.save(state, f"step_{step}.tmp")
+        os.replace(f"step_{step}.tmp", f"step_{step}.pt")
+    if step == 420 and not os.path.exists("crashed"):
+        open("crashed", "w").close()
+        raise RuntimeError("a crash of its own")
+    time.sleep(0.004)
+print("trained")
+"""
+
+
+def test_four_lines_make_a_script_restartable(box, story):
+    """A crash: the next attempt loads the newest verified checkpoint and goes on from its step."""
+    (box.workdir / "train.py").write_text(FOUR_LINES)
+    alone = box.call([PYTHON, "-c", "import overnight_probe"])
+    assert alone.status in (0, 1)  # whether it is installed here or not
+    flags = ["--probe", "--checkpoints", "step_*.pt"]
+    done = box.run(story, *flags, resume=None, timeout_s=100)
+    assert done.status == 0, done.err
+    [incident] = [i for i in box.incidents() if i["fault"] == "crash"]
+    assert (incident["action"], incident["checkpoint"]["step"]) == ("restart", 400)
+    assert "start 400" in box.log(2)
+    steps = [line["step"] for line in box.metrics(2) if "event" not in line]
+    assert steps == list(range(401, 801))
+    assert "trained" in box.log(2)
+
+
 DDP = """\
 import json, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

@@ -6,12 +6,17 @@ sitecustomize.py that calls `install()`; nothing of the script is changed. Any e
 switches the probe off, never the training, and it never prints.
 
 Read in this order: imports.py (when torch comes), torch_hooks.py (where it is listened to),
-probe.py (what is done at each update), guard.py, snapshots.py, channel.py (the supervisor).
+probe.py (what is done at each update), guard.py, snapshots.py, channel.py (the supervisor);
+resuming.py is for scripts that can be changed.
 """
 
 from __future__ import annotations
 
 import os
+
+from overnight_probe.resuming import ResumeError, resume
+
+__all__ = ["ResumeError", "install", "resume"]
 
 
 def install() -> None:

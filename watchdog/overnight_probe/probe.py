@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import math
 import os
 import sys
 import traceback
@@ -281,7 +282,7 @@ class Probe:
                     seen.undo.append(lambda: delattr(optimizer, "grad_scale"))
                 seen.undo.append(lambda: delattr(optimizer, "found_inf"))
             return flag
-        return not bool(self._torch.isfinite(norm))
+        return not math.isfinite(float(norm))
 
     def _clip_to_bound(self, grads: list[Any], norm: Any) -> None:
         bound = self._clip.bound()

@@ -31,6 +31,14 @@ NEAR_STEPS = 200
 REJECTED_RECORDS = 20
 """A numeric fault this soon after a resume says that the checkpoint itself is not sound."""
 
+RESUME_LINES = (
+    "try: from overnight_probe import resume",
+    "except ImportError: resume = lambda *parts: 0",
+    "start = resume(model, optimizer)  # behind their construction; 0 on a fresh start",
+    "for step in range(start + 1, steps + 1):  # your loop",
+)
+"""What makes a PyTorch script resumable from its own checkpoints (overnight_probe/resuming.py)."""
+
 _FACTORS: Mapping[Fault, float] = {
     **dict.fromkeys(NUMERIC_FAULTS, 0.5),
     Fault.GPU_HOT: 0.5,
@@ -362,8 +370,8 @@ def resume_advice(target: Target | None) -> tuple[str, ...]:
     return (
         "tell Overnight how your script resumes, then start it again under the same name:",
         '  overnight run --resume-args "--resume {checkpoint} --lr {lr}" -- CMD',
-        "with the flags that your script really has; or, without flags, read in the script:",
-        '  path = os.environ.get("OVERNIGHT_RESUME")  # empty on a fresh start',
-        '  scale = float(os.environ.get("OVERNIGHT_LR_SCALE", "1"))  # apply after loading state',
+        "with the flags that your script really has; or, without flags, put into the script:",
+        *(f"  {line}" for line in RESUME_LINES),
+        "then start it with: overnight run --probe -- CMD",
         f"the checkpoint to resume from: {path}",
     )
