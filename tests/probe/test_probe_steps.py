@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import pytest
 import torch
@@ -337,3 +338,29 @@ def test_the_numbers_are_json(probed):
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), [1, 2], bad=[1])
     assert all(isinstance(line, dict) for line in probe.lines())
     assert json.dumps(probe.records()[0]["loss"]) == "NaN"
+
+
+def test_a_new_optimizer_goes_on_where_the_old_one_was(probed):
+    """A script that makes another one in mid-run: the steps of the run are counted on."""
+    probe, model = probed(), network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, optimizer, [1, 2])
+    del optimizer
+    train(model, torch.optim.Adam(model.parameters(), lr=0.1), [3, 4])
+    assert [r["step"] for r in probe.records()] == [1, 2, 3, 4]
+    assert [e["optimizer"] for e in probe.events("hello")] == ["SGD", "Adam"]
+
+
+def test_a_forked_process_says_nothing(probed):
+    """Loaders of data are forked from the script with the hooks in them."""
+    probe, model = probed(), network()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), [1])
+    before = len(probe.lines())
+    child = os.fork()
+    if child == 0:
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), [2])
+        probe.probe.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(probe.lines()) == before
+    assert not probe.probe.off

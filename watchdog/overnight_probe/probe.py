@@ -11,26 +11,15 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from overnight_probe.channel import Control, Report, Rollback, Settings, now
 from overnight_probe.guard import Calm, Clip
 from overnight_probe.readback import Readback
 from overnight_probe.snapshots import Ring
+from overnight_probe.update import Seen, hide_gradients, is_sharded, rate_of, scale_rates, undo
 
 VERSION = 1
-
-
-@dataclass
-class _Seen:
-    """One optimizer as it has been seen: how many updates, and what is being done to this one."""
-
-    order: int
-    updates: int = 0
-    undo: list[Callable[[], None]] = field(default_factory=list)
-    record: dict[str, Any] | None = None
-    drop_next: bool = False
 
 
 def harmless(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,17 +51,20 @@ class Probe:
         self._calm = Calm()
         self._readback = Readback(torch)
         self._ring = Ring(torch, keep=settings.keep, max_bytes=settings.snapshot_bytes)
-        self._seen: weakref.WeakKeyDictionary[Any, _Seen] = weakref.WeakKeyDictionary()
+        self._seen: weakref.WeakKeyDictionary[Any, Seen] = weakref.WeakKeyDictionary()
         self._losses: list[Any] = []
         self._unscaled: tuple[Any, Any] | None = None
         self._norm: tuple[int, Any] | None = None
         self._rolled = 0
         self._skipped = 0
+        self._leader: Any = None
+        self._steps = 0
         self._last_at: float | None = None
         self._last_snapshot: tuple[int, float] | None = None
         self._endings: list[Callable[[], None]] = []
         self.off = False
         atexit.register(self.close)
+        os.register_at_fork(after_in_child=self.mute)
 
     # --- on and off ------------------------------------------------------------------------------
 
@@ -84,7 +76,7 @@ class Probe:
         """Undo what is half done, and watch no longer. Never raises."""
         self.off = True
         for seen in list(self._seen.values()):
-            _undo(seen)
+            undo(seen)
         for ending in self._endings:
             with contextlib.suppress(Exception):  # the others still have to end
                 ending()
@@ -95,6 +87,10 @@ class Probe:
     def close(self) -> None:
         """The process ends: what is still on its way is written."""
         self._readback.finish()
+
+    def mute(self) -> None:
+        """This is a forked copy of the process, a loader of data perhaps: it has nothing to say."""
+        self.off = True
 
     def _say(self, **values: Any) -> None:
         if self._main:
@@ -139,8 +135,8 @@ class Probe:
             return
         seen = self._of(optimizer)
         seen.updates += 1
-        if seen.order == 0:
-            values = {**self._labels(seen.updates), "skipped": True}
+        if seen.leads:
+            values = {**self._next_step(), "skipped": True}
             values["loss_scale"] = float(scaler.get_scale())
             loss, norm = self._take_loss(), self._torch.tensor(float("inf"))
             self._push(values, loss, norm)
@@ -177,35 +173,35 @@ class Probe:
 
     def _prepare(self, optimizer: Any) -> None:
         seen = self._of(optimizer)
-        step = self._settings.first_step + seen.updates + 1
+        step = self._settings.first_step + self._steps + 1
         orders = self._control.read(step)
         if orders.clip and orders.clip != self._settings.clip:
             self._clip.change(orders.clip)
-        if seen.order == 0 and orders.rollback and orders.rollback.number > self._rolled:
+        if seen.leads and orders.rollback and orders.rollback.number > self._rolled:
             self._roll_back(orders.rollback, step)
         grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
         norm = self._norm_of(optimizer, grads)
         scale = orders.lr_scale / self._settings.applied_scale
-        values = {**self._labels(seen.updates + 1), "lr": _rate(optimizer, scale)}
-        loss = self._take_loss()
+        rate, loss = rate_of(optimizer, scale), self._take_loss()
         skip: Any = self._is_bad(optimizer, norm, seen)
         if seen.drop_next:
             seen.drop_next, skip = False, True
         if skip is True:
-            _hide_gradients(optimizer, seen)
+            hide_gradients(optimizer, seen)
         else:
             self._clip_to_bound(grads, norm)
-        _scale_rates(optimizer, scale, seen)
-        if seen.order == 0:
+        scale_rates(optimizer, scale, seen)
+        if seen.leads:
+            values = {**self._next_step(), "lr": rate}
             seen.record = {"values": values, "loss": loss, "norm": norm, "skip": skip}
         elif seen.updates == 0:
-            self._say(optimizers=seen.order + 1)
+            self._say(optimizers=len(self._seen))
 
     @harmless
     def after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """After optimizer.step(): everything is as the script left it, but for the update."""
         seen = self._of(optimizer)
-        _undo(seen)
+        undo(seen)
         seen.updates += 1
         self._losses, self._norm = [], None
         record, seen.record = seen.record, None
@@ -218,29 +214,40 @@ class Probe:
             self._ring.mend_buffers()
         flag = skip if self._torch.is_tensor(skip) else None
         self._push(values, record["loss"], record["norm"], flag)
-        self._snapshot(self._settings.first_step + seen.updates)
+        self._snapshot(self._settings.first_step + self._steps)
 
     # --- numbers ---------------------------------------------------------------------------------
 
-    def _of(self, optimizer: Any) -> _Seen:
+    def _of(self, optimizer: Any) -> Seen:
         seen = self._seen.get(optimizer)
         if seen is None:
-            seen = self._seen[optimizer] = _Seen(len(self._seen))
-            if seen.order == 0:
-                kind, about = type(optimizer).__name__, self._settings
-                self._say(
-                    hello=VERSION,
-                    optimizer=kind,
-                    ranks=int(os.environ.get("WORLD_SIZE") or 1),
-                    in_flight=about.snapshots,
-                    guard={"skip_nonfinite": about.skip_nonfinite, "clip": about.clip},
-                )
+            leads = self._leader is None or self._leader() is None  # a script may make a new one
+            seen = self._seen[optimizer] = Seen(leads)
+            if leads:
+                self._leader = weakref.ref(optimizer)
+                self._greet(optimizer)
         return seen
 
-    def _labels(self, updates: int) -> dict[str, Any]:
+    def _greet(self, optimizer: Any) -> None:
+        """The first update of a leading optimizer: by now it is known which rank this is."""
+        about, ranks = self._settings, int(os.environ.get("WORLD_SIZE") or 1)
+        distributed = getattr(self._torch, "distributed", None)
+        if distributed and distributed.is_available() and distributed.is_initialized():
+            self._main, ranks = distributed.get_rank() == 0, distributed.get_world_size()
+        self._say(
+            hello=VERSION,
+            optimizer=type(optimizer).__name__,
+            ranks=ranks,
+            in_flight=about.snapshots,
+            guard={"skip_nonfinite": about.skip_nonfinite, "clip": about.clip},
+        )
+
+    def _next_step(self) -> dict[str, Any]:
+        """The labels of the update that is being made, or was left out by a GradScaler."""
+        self._steps += 1
         at = now()
         took, self._last_at = None if self._last_at is None else at - self._last_at, at
-        return {"step": self._settings.first_step + updates, "step_s": took}
+        return {"step": self._settings.first_step + self._steps, "step_s": took}
 
     def _take_loss(self) -> Any:
         losses, self._losses = self._losses, []
@@ -264,13 +271,13 @@ class Probe:
         scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales by itself
         return norm / scale if torch.is_tensor(scale) else norm
 
-    def _is_bad(self, optimizer: Any, norm: Any, seen: _Seen) -> Any:
+    def _is_bad(self, optimizer: Any, norm: Any, seen: Seen) -> Any:
         """Whether this update would poison the weights: a bool, or a tensor that the device obeys.
 
         The norm decides alone: under DDP it is the same on all ranks, a loss is not. A fused
         optimizer on a device takes the flag there; others need it here, which waits for backward.
         """
-        if norm is None or not self._settings.skip_nonfinite or _is_sharded(optimizer):
+        if norm is None or not self._settings.skip_nonfinite or is_sharded(optimizer):
             return False
         if norm.is_cuda and all(group.get("fused") for group in optimizer.param_groups):
             flag = getattr(optimizer, "found_inf", None)
@@ -346,48 +353,3 @@ class Probe:
             seen.drop_next = True
         self._last_snapshot = (step, now())
         self._say(rollback=order.number, ok=True, step=step, snapshot_step=snapshot.step)
-
-
-def _undo(seen: _Seen) -> None:
-    """Give the script back what was changed for the time of one update. Never raises."""
-    while seen.undo:
-        undo = seen.undo.pop()
-        with contextlib.suppress(Exception):  # the rest must still be given back
-            undo()
-
-
-def _hide_gradients(optimizer: Any, seen: _Seen) -> None:
-    """Without gradients `step` changes nothing: not weights, not moments, not its own counters."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            grad = parameter.grad
-            if grad is not None:
-                seen.undo.append(functools.partial(setattr, parameter, "grad", grad))
-                parameter.grad = None
-
-
-def _scale_rates(optimizer: Any, scale: float, seen: _Seen) -> None:
-    """Lower the rates for one update: the schedule neither sees nor undoes it."""
-    if scale == 1.0:
-        return
-    for group in optimizer.param_groups:
-        rate = group.get("lr")
-        if hasattr(rate, "mul_"):  # capturable: the graph holds this very tensor
-            kept = rate.clone()
-            seen.undo.append(functools.partial(rate.copy_, kept))
-            rate.mul_(scale)
-        elif isinstance(rate, (int, float)):
-            seen.undo.append(functools.partial(group.__setitem__, "lr", rate))
-            group["lr"] = rate * scale
-
-
-def _rate(optimizer: Any, scale: float) -> float | None:
-    """The learning rate of the first group as it takes effect; None where there is none."""
-    rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
-    return None if rate is None else float(rate) * scale
-
-
-def _is_sharded(optimizer: Any) -> bool:
-    """Whether this process holds only a part of each parameter (FSDP): others may see otherwise."""
-    first = next((p for group in optimizer.param_groups for p in group["params"]), None)
-    return hasattr(first, "_local_tensor") or type(first).__name__ == "FlatParameter"
