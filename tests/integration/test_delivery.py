@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from receivers import Answer, Recorder
 
 
+@pytest.mark.slow
 def test_a_receiver_that_is_down_gets_its_alert_at_the_next_start(box):
     """The run is healed all the same; the alert waits on disk and is sent later, once."""
     with Recorder() as phone:

@@ -26,6 +26,7 @@ def card(box, tmp_path):
     return stub
 
 
+@pytest.mark.slow
 def test_hot_gpu_is_killed_cooled_and_resumed(box, card):
     """gpu-hot: stop, wait until cool, roll back with half the rate, resume."""
     card.set_temperature(0, 54)
