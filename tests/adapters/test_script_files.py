@@ -154,7 +154,7 @@ def test_the_files_of_a_real_writer_are_followed(tmp_path: Path) -> None:
         writer.add_scalar("Loss/train", 2.5, step)
         writer.add_scalar("lr", 0.5, step)
     seen = [json.loads(line) for line in following.next().lines]
-    while len(seen) < 2 or "lr" not in seen[-1]:
+    while seen[-1]["step"] < 2 or "lr" not in seen[-1]:
         seen += [json.loads(line) for line in following.next().lines]
     assert [line["step"] for line in seen if "Loss/train" in line] == [1, 2]
     import numpy as np
@@ -210,3 +210,23 @@ def test_an_attempt_is_drained_when_its_script_files_are(tmp_path: Path) -> None
     assert counts == {"log": 9000, "file": 90000}
     tails.finish()
     assert not reports.rest()
+
+
+@pytest.mark.parametrize("old", [True, False], ids=["before the start", "while it is read"])
+def test_a_file_that_is_written_anew_and_longer_begins_again(tmp_path: Path, old: bool) -> None:
+    """Lightning adds a column: at no moment that we see is the file shorter than it was."""
+    path = tmp_path / "m.csv"
+    if old:
+        append(path, "step,loss\n1,2.5\n")
+    following = Following(path)
+    if not old:
+        append(path, "step,loss\n1,2.5\n")
+        following.next()
+    with path.open("r+") as out:  # in place, and never truncated
+        out.write("lr,step,loss\n,1,2.5\n0.1,2,2.4\n")
+    chunk = following.next()
+    assert (chunk.begins, chunk.first_line, chunk.heading) == (True, 1, "")
+    assert chunk.lines == ("lr,step,loss", ",1,2.5", "0.1,2,2.4")
+    append(path, "0.1,3,2.3\n")
+    assert following.next().lines == ("0.1,3,2.3",)
+    following.end()

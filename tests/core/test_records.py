@@ -236,3 +236,9 @@ def test_a_waiting_record_of_the_file_is_complete_at_the_end() -> None:
     assert worker.file("{'loss': 2.5,", " 'step': 7}", begins=True)[0].step == 7
     assert worker.file("step: 8", "loss: 2.4") == []
     assert [r.step for r in worker.stream.finish(at=1.0, time_utc=1.0)] == [8]
+
+
+def test_old_rows_that_come_late_are_still_old() -> None:
+    """A script that loads for minutes, then writes the kept rows of its file again."""
+    worker = Worker(attempt=2, metrics=CSV, started_at=0.0, resumed_step=2)
+    assert steps(worker.file(*ROWS, at=300.0, begins=True)) == [3]

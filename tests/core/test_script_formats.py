@@ -123,6 +123,13 @@ def test_the_entries_of_a_history(indent):
     assert decoded(HistoryDecoder(), data[: data.index(b'"note"')]) == lines[:2]
 
 
+def test_a_file_that_is_one_list() -> None:
+    """`json.dump(history, file)`, with and without line breaks."""
+    rows = [{"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.4}]
+    for indent in (None, 2):
+        assert decoded(HistoryDecoder(), json.dumps(rows, indent=indent).encode(), 3, 9) == rows
+
+
 def test_an_entry_without_an_end_is_given_up():
     """In bounded memory."""
     decoder = HistoryDecoder()
@@ -138,4 +145,5 @@ def test_which_decoder_a_file_needs():
     assert isinstance(decoder_of("events.out.tfevents.17.host", b""), EventDecoder)
     assert isinstance(decoder_of("trainer_state.json", state), HistoryDecoder)
     assert isinstance(decoder_of("metrics.json", b'{"loss": 1}'), LineSplitter)
+    assert isinstance(decoder_of("history.json", b' [{"loss": 1}]'), HistoryDecoder)
     assert isinstance(decoder_of("train.log", state), LineSplitter)

@@ -57,6 +57,7 @@ def test_columns_below_a_heading() -> None:
     assert records([heading, row.format(20), row.format(40)]) == [(20, 1.234), (40, 1.234)]
     colored = "\x1b[K" + row.format(60)
     assert records([heading, colored]) == [(60, 1.234)]
+    assert records(["time,step,loss", "2026-01-01 00:00:01,1,2.5"]) == [(1, 2.5)]
     assert records(["step,loss,lr", "10,2.5,0.001", "20,nan,0.001"])[0] == (10, 2.5)
 
 

@@ -111,8 +111,10 @@ class RecordStream:
         self._file = Shape(self._given)
         if chunk.heading:
             self._file.heading(chunk.heading)
-        elif self._last is not None and self._source == "file":
-            self._floor, self._floor_at = self._last.step, chunk.at
+            return
+        self._floor_at = chunk.at
+        if self._last is not None and self._source == "file":
+            self._floor = self._last.step
 
     def _found(
         self, found: Placed | WorkerEvent, chunk: LogChunk, time_utc: float

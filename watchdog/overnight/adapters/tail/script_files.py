@@ -30,6 +30,10 @@ LOOK_COST = 100
 
 HEADING_BYTES = 1 << 14
 
+KNOWN_BYTES = 256
+"""So much at the head of a file, and before the place that was read to, tells whether it is the
+same text as before: a file that is written anew may be longer than the old one at once."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -66,6 +70,7 @@ class _File:
     begins: bool = True
     heading: str = ""
     mtime_ns: int = 0
+    known: bytes = b""
 
 
 class ScriptFiles:
@@ -87,13 +92,15 @@ class ScriptFiles:
         self._drained = drained
         self._clock = clock
         self._before = self._look()
+        newest = sorted(self._before, key=lambda path: self._before[path].mtime_ns)[-MAX_FILES:]
+        self._texts = {path: _fingerprint(path, self._before[path].size) for path in newest}
         self._files: dict[str, _File] = {}
         self._next_look = 0.0
         self._finishing = threading.Event()
         self._waiter = Waiter()
         parent = Path(place.pattern).parent
         self._waiter.watch(parent, inotify.CREATE | inotify.MOVED_TO)  # or not: it may be a glob
-        for path in sorted(self._before)[-MAX_FILES:]:
+        for path in newest:
             self._waiter.watch(Path(path), inotify.MODIFY)
         threading.Thread(target=self._run, name="tail:script", daemon=True).start()
 
@@ -158,18 +165,25 @@ class ScriptFiles:
             status = os.fstat(descriptor)
             file = _File(path, descriptor, self._place.decoder(), status.st_ino)
             before = self._before.get(path)
-            appended = self._place.change == "appended"
-            appended = appended and before is not None and before.inode == status.st_ino
-            if appended and before is not None and 0 < before.size <= status.st_size:
+            if before is not None and self._only_grew(path, before, status):
                 self._begin_behind(file, before.size)
             self._files[path] = file
             self._waiter.watch(Path(path), inotify.MODIFY)
+
+    def _only_grew(self, path: str, before: _Seen, status: os.stat_result) -> bool:
+        """Whether what was there before the attempt is there still, with something behind it."""
+        if self._place.change != "appended" or before.inode != status.st_ino:
+            return False
+        known = self._texts.get(path)
+        grew = 0 < before.size <= status.st_size
+        return grew and (known is None or known == _fingerprint(path, before.size))
 
     def _begin_behind(self, file: _File, size: int) -> None:
         """Only what comes behind the old part is news; its first line may name the columns."""
         head = os.pread(file.descriptor, min(size, HEADING_BYTES), 0)
         file.heading = head.partition(b"\n")[0].rstrip(b"\r").decode(errors="replace")
         file.begins, file.offset = False, size
+        file.known = _known(file.descriptor, size)
         file.decoder.restart(mid_line=os.pread(file.descriptor, 1, size - 1) != b"\n")
 
     def _drop(self, path: str) -> None:
@@ -184,16 +198,24 @@ class ScriptFiles:
         """Read and report one block; False when that was the end of the file for now."""
         try:
             status = os.fstat(file.descriptor)
-            rewritten = self._place.change == "rewritten" and status.st_mtime_ns != file.mtime_ns
-            if status.st_size < file.offset or (rewritten and file.mtime_ns):
+            if self._is_another_text(file, status):
                 file.offset, file.line, file.begins, file.heading = 0, 1, True, ""
                 file.decoder.restart(mid_line=False)
             data = os.pread(file.descriptor, READ_BYTES, file.offset)
         except OSError:
             return False  # e.g. a stale network file: the poll tries again
         file.offset, file.mtime_ns = file.offset + len(data), status.st_mtime_ns
+        file.known = _known(file.descriptor, file.offset)
         self._post(file, file.decoder.feed(data) if data else [])
         return len(data) == READ_BYTES
+
+    def _is_another_text(self, file: _File, status: os.stat_result) -> bool:
+        """Whether what was read before is no longer what stands there."""
+        if file.offset == 0 or status.st_mtime_ns == file.mtime_ns:
+            return status.st_size < file.offset
+        if self._place.change == "rewritten" or status.st_size < file.offset:
+            return True
+        return _known(file.descriptor, file.offset) != file.known
 
     def _post(self, file: _File, lines: list[str]) -> None:
         if not lines:
@@ -217,3 +239,24 @@ class ScriptFiles:
         for file in self._files.values():
             os.close(file.descriptor)
         self._waiter.close()
+
+
+def _known(descriptor: int, offset: int) -> bytes:
+    """What stands at the head of a file and before an offset. Raises OSError."""
+    head = os.pread(descriptor, min(KNOWN_BYTES, offset), 0)
+    start = max(0, offset - KNOWN_BYTES)
+    return head + os.pread(descriptor, offset - start, start)
+
+
+def _fingerprint(path: str, size: int) -> bytes | None:
+    """The same of a file by its path; None where it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return _known(descriptor, size)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)

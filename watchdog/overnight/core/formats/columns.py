@@ -52,8 +52,9 @@ class Columns:
         if not self._names:
             return None
         cells = [cell.strip() for cell in _split(line, self._separator)]
-        if len(cells) < len(self._names) or not _is_number(cells[0]):
-            return None
+        whole = len(cells) == len(self._names) if self._separator else _is_number(cells[0])
+        if len(cells) < len(self._names) or not whole:
+            return None  # a time may stand before the numbers of a CSV row, words before no others
         reading, losses = Reading(kind="whole"), []
         for name, cell in zip(self._names, cells, strict=False):
             role, rank = _SPACY.get(name) or self._means(name)

@@ -37,7 +37,8 @@ class MetricsConfig(BaseModel):
     source: Literal["stdout", "file", "tensorboard", "trainer_state"] = Field(
         "stdout",
         description="what is read: the worker's output, a text, JSON-lines or CSV file that it"
-        " writes, its TensorBoard event files, or the trainer_state.json of its checkpoints",
+        " writes, its TensorBoard event files, or the trainer_state.json of its checkpoints"
+        " (or any other JSON file that is one list of objects)",
     )
     path: str | None = Field(
         None,

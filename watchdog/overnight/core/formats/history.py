@@ -1,4 +1,4 @@
-"""`trainer_state.json`: the log that Transformers keeps beside each checkpoint, an entry a line."""
+"""A history in one JSON file, an entry a line: `trainer_state.json` of Transformers, or a list."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import re
 ENTRY_CHARS = 1 << 20
 """An entry longer than this is none: the rest of the file is left."""
 
-_START = re.compile(r'"log_history"\s*:\s*\[')
+_START = re.compile(r'\A\s*\[|"log_history"\s*:\s*\[')
 _START_CHARS = 64
 _BETWEEN = re.compile(r"[\s,]*")
 
 
 class HistoryDecoder:
-    """Bytes in, the entries of `log_history` out as JSON lines, while the file is being written.
+    """Bytes in, the entries of `log_history`, or of a file that is one list, out as JSON lines.
 
     Memory holds one entry, however long the history. `pending_bytes` is always 0: such a file is
     read again from its head when it changes.
