@@ -125,7 +125,10 @@ class Probe:
 
     def updates_of(self, optimizer: Any) -> int:
         """How many updates this optimizer has made, left-out ones included."""
-        seen = self._seen.get(optimizer)
+        try:
+            seen = self._seen.get(optimizer)
+        except TypeError:  # a wrapper that cannot be hashed or weakly referenced
+            return 0
         return seen.updates if seen else 0
 
     @harmless

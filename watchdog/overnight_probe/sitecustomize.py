@@ -20,8 +20,8 @@ def _chain():
 
 try:
     import overnight_probe
-except ImportError:
-    pass
-else:
+
     overnight_probe.install()
+except Exception:  # noqa: BLE001, S110 - however broken it is, the script starts
+    pass
 _chain()
