@@ -15,6 +15,7 @@ from overnight.core.probe import (
     ProbeConfig,
     ProbeState,
     from_step,
+    is_poisoned,
     skipped_verdict,
 )
 from overnight_probe.channel import Control, settings_of
@@ -93,3 +94,13 @@ def test_a_left_out_update_is_a_warning(loss, fault):
     assert (verdict.fault, verdict.severity, verdict.onset_step) == (fault, Severity.WARNING, 400)
     assert "at step 400" in verdict.reason
     assert "weights are as before" in verdict.reason
+
+
+def test_only_poisoned_updates_are_warned_of():
+    """Not those that a GradScaler leaves out, nor the one that a rollback drops."""
+    nan = float("nan")
+    assert is_poisoned(record(4, nan, nan, skipped=True))
+    assert is_poisoned(record(4, 2.0, float("inf"), skipped=True))
+    assert not is_poisoned(record(4, 2.0, float("inf"), skipped=True, loss_scale=8.0))
+    assert not is_poisoned(record(4, 2.0, 0.8, skipped=True))
+    assert not is_poisoned(record(4, nan, nan))

@@ -242,3 +242,18 @@ def test_old_rows_that_come_late_are_still_old() -> None:
     """A script that loads for minutes, then writes the kept rows of its file again."""
     worker = Worker(attempt=2, metrics=CSV, started_at=0.0, resumed_step=2)
     assert steps(worker.file(*ROWS, at=300.0, begins=True)) == [3]
+
+
+HIST = [f"{n},{3 - n / 100:.4f}" for n in range(6)]
+
+
+def test_a_file_without_steps_that_is_written_anew_gives_each_row_once() -> None:
+    """`DataFrame.to_csv` after each step: the rows at its head are those of before."""
+    worker = Worker(metrics=MetricsConfig(source="file", path="m.csv", loss_key="loss"))
+    found = []
+    for count in range(1, 7):
+        found += worker.file(",loss", *HIST[:count], at=float(count), begins=True)
+    assert [(r.step, r.loss) for r in found] == [(n + 1, 3 - n / 100) for n in range(6)]
+    other = worker.file(",loss", "0,2.5", "1,2.4", at=9.0, begins=True)
+    assert [(r.step, r.loss) for r in other] == [(7, 2.5), (8, 2.4)]
+    assert [r.loss for r in worker.file("2,2.3", at=10.0)] == [2.3]

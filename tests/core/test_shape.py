@@ -303,3 +303,23 @@ def test_a_part_that_is_lost_counts_where_no_total_is_printed() -> None:
     assert [str(loss) for loss in losses([*well, *lost])] == ["0.3"] * 5 + ["nan"] * 3
     total = [f"{line} loss 0.8" for line in [*well, *lost]]
     assert set(losses(total)) == {0.8}
+
+
+def test_the_numbers_of_a_step_in_two_lines() -> None:
+    """The gradient norm before the loss, after complete records: the loss is not taken for gone."""
+    whole = [f"step {n} | grad_norm 1.1 loss 2.{n}" for n in (1, 2, 3)]
+    halves = [f"step {n} | {part}" for n in (4, 5) for part in ("grad_norm 1.1", f"loss 2.{n}")]
+    assert [loss for loss in losses([*whole, *halves]) if loss is not None] == [
+        2.1,
+        2.2,
+        2.3,
+        2.4,
+        2.5,
+    ]
+
+
+def test_a_log_whose_words_always_change_is_not_doubted() -> None:
+    """Its steps begin anew in each epoch, and no two lines are alike."""
+    words = ["alpha", "beta", "gamma", "delta", "eps"]
+    lines = [f"{words[n % 5]} step {n % 12} loss 2.{n} {words[n * 3 % 4]}" for n in range(36)]
+    assert len(losses(lines)) == 36

@@ -54,7 +54,7 @@ class Probe:
         self._seen: weakref.WeakKeyDictionary[Any, Seen] = weakref.WeakKeyDictionary()
         self._losses: list[Any] = []
         self._unscaled: tuple[Any, Any] | None = None
-        self._norm: tuple[int, Any] | None = None
+        self._norm: tuple[set[int], Any] | None = None
         self._rolled = 0
         self._skipped = 0
         self._leader: Any = None
@@ -75,6 +75,7 @@ class Probe:
     def switch_off(self, why: str, details: str = "") -> None:
         """Undo what is half done, and watch no longer. Never raises."""
         self.off = True
+        self._ring = Ring(self._torch, keep=0, max_bytes=0)  # the memory is the script's again
         for seen in list(self._seen.values()):
             undo(seen)
         for ending in self._endings:
@@ -121,7 +122,8 @@ class Probe:
         """The script has clipped: its norm is the one before clipping, and need not be computed."""
         kind = kwargs.get("norm_type", args[1] if len(args) > 1 else 2.0)
         if float(kind) == 2.0 and isinstance(parameters, list) and self._torch.is_tensor(norm):
-            self._norm = (sum(p.grad is not None for p in parameters), norm.detach())
+            whose = {id(p) for p in parameters if p.grad is not None}
+            self._norm = (whose, norm.detach())
 
     def updates_of(self, optimizer: Any) -> int:
         """How many updates this optimizer has made, left-out ones included."""
@@ -261,7 +263,9 @@ class Probe:
         if not grads:
             return None
         known = self._norm
-        if known is not None and known[0] == len(grads):
+        if known is not None and known[0] == {
+            id(p) for g in optimizer.param_groups for p in g["params"] if p.grad is not None
+        }:
             return known[1]
         torch = self._torch
         dense = [grad._values() if grad.is_sparse else grad for grad in grads]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from overnight_probe.channel import Settings
+from overnight_probe.channel import Settings, is_main_process
 from overnight_probe.probe import Probe
 
 
@@ -27,7 +27,7 @@ class Hooks:
         """torch.optim.optimizer: the global hooks around every step, and Tensor.backward."""
         import torch
 
-        probe = self._probe = Probe(torch, self._settings, main=os.environ.get("RANK", "0") == "0")
+        probe = self._probe = Probe(torch, self._settings, main=is_main_process(os.environ))
         before = module.register_optimizer_step_pre_hook(probe.before_step)
         after = module.register_optimizer_step_post_hook(probe.after_step)
         probe.when_off(before.remove)

@@ -45,9 +45,13 @@ def scale_rates(optimizer: Any, scale: float, seen: Seen) -> None:
     """Lower the rates for one update: the schedule neither sees nor undoes it."""
     if scale == 1.0:
         return
+    tensors = set()
     for group in optimizer.param_groups:
         rate = group.get("lr")
         if hasattr(rate, "mul_"):  # capturable: the graph holds this very tensor
+            if id(rate) in tensors:
+                continue  # several groups share it
+            tensors.add(id(rate))
             kept = rate.clone()
             seen.undo.append(functools.partial(rate.copy_, kept))
             rate.mul_(scale)

@@ -99,7 +99,7 @@ def _read(log: str, replay: Replay, exit_code: int | None) -> Report:
     except OSError as error:
         raise UsageError(f"cannot read {log}: {error.strerror}", hint="check LOG") from error
     replay.feed(decoder.flush())
-    if isinstance(decoder, LineSplitter) and decoder.cut_lines:
+    if decoder.cut_lines:
         cut = f"{decoder.cut_lines} lines are longer than {LINE_BYTES >> 10} KiB and were cut"
         click.echo(f"{log}: {cut}", err=True)
     return replay.finish(exit_code)

@@ -15,6 +15,10 @@ class Decoder(Protocol):
     def pending_bytes(self) -> int:
         """How many bytes have come that no line holds yet."""
 
+    @property
+    def cut_lines(self) -> int:
+        """How many lines were too long, so that only their head was kept."""
+
     def restart(self, *, mid_line: bool) -> None:
         """What follows does not continue what came; `mid_line`: it begins inside a line."""
 

@@ -141,6 +141,13 @@ def from_step(records: Sequence[StepMetric], ranks: int) -> int:
     return last.step + max(AHEAD_STEPS, math.ceil(AHEAD_S / took))
 
 
+def is_poisoned(record: StepMetric) -> bool:
+    """Whether the guard left this update out for its numbers: not a GradScaler, no rollback."""
+    numbers = [value for value in (record.loss, record.grad_norm) if value is not None]
+    bad = not all(map(math.isfinite, numbers))
+    return record.skipped and record.loss_scale is None and bad
+
+
 def skipped_verdict(record: StepMetric) -> Verdict:
     """The first update that the guard left out: told, because its cause is worth a look."""
     lost = record.loss is not None and not math.isfinite(record.loss)

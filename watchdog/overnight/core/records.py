@@ -27,6 +27,9 @@ FILE_SILENT_S = 600.0
 """A file of the script's own may be written in blocks (TensorBoard: every 120 s), but not so
 rarely; `trainer_state.json` may: it is as old as the last checkpoint, and never given up."""
 
+MAX_TOLD = 100_000
+"""Rows without a step of which we know that they were read; a longer file is one with steps."""
+
 REREAD_S = 60.0
 """What is known already comes again at once; later, the script has begun to count anew."""
 
@@ -55,6 +58,8 @@ class RecordStream:
         self._attempt = attempt
         self._count = 0
         self._unnumbered = 0
+        self._told: list[str] = []
+        self._retold = 0
         self._records_before = records_before
         self._metrics = metrics or MetricsConfig()
         self._given = Given(self._metrics)
@@ -112,7 +117,7 @@ class RecordStream:
         if chunk.heading:
             self._file.heading(chunk.heading)
             return
-        self._floor_at = chunk.at
+        self._floor_at, self._retold = chunk.at, 0
         if self._last is not None and self._source == "file":
             self._floor = self._last.step
 
@@ -178,12 +183,27 @@ class RecordStream:
 
     def _is_news(self, reading: Reading, at: float) -> bool:
         """Whether neither another source nor an earlier reading of the file has given this step."""
+        if reading.step is None and self._source == "file":
+            return self._is_untold(reading)
         if self._floor is None or reading.step is None:
             return True
         rereading = at - self._floor_at < REREAD_S or self._metrics.source == "trainer_state"
         if reading.step <= self._floor and rereading:
             return False
         self._floor = None
+        return True
+
+    def _is_untold(self, reading: Reading) -> bool:
+        """Whether a row without a step is none of those at the head of a file that comes again."""
+        told, row = self._told, repr((reading.loss, reading.grad_norm))
+        if self._retold < len(told):
+            self._retold += 1
+            if told[self._retold - 1] == row:
+                return False
+            del told[self._retold - 1 :]  # another text from here on
+        if len(told) < MAX_TOLD:
+            told.append(row)
+            self._retold = len(told)
         return True
 
     def _fell_silent(self, reading: Reading, chunk: LogChunk) -> bool:

@@ -9,7 +9,7 @@ from overnight.core.events import Family, Level, LogChunk, StepMetric
 from overnight.core.formats import WorkerEvent
 from overnight.core.lifecycle import Event, State
 from overnight.core.lines import LINE_BYTES
-from overnight.core.probe import skipped_verdict
+from overnight.core.probe import is_poisoned, skipped_verdict
 from overnight.supervisor.attempt import Attempt
 from overnight.supervisor.journal import Journal
 from overnight.supervisor.judging import Judge
@@ -114,7 +114,7 @@ class Reader:
 
     def _record(self, record: StepMetric, attempt: Attempt) -> None:
         run, probe = self._run, attempt.probe
-        if record.skipped and probe.alive and record.loss_scale is None and not probe.told_of_skip:
+        if probe.alive and not probe.told_of_skip and is_poisoned(record):
             probe.told_of_skip = True
             self._judge.judge(skipped_verdict(record))
         judgement = attempt.observe(record)

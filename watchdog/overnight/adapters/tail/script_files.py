@@ -129,7 +129,7 @@ class ScriptFiles:
     # --- which files ---------------------------------------------------------------------------
 
     def _look(self) -> dict[str, _Seen]:
-        """What matches now, the newest MAX_FILES."""
+        """What matches now."""
         found = {}
         for path in glob.iglob(self._place.pattern, recursive=True):  # noqa: PTH207 - absolute
             with contextlib.suppress(OSError):
@@ -228,6 +228,7 @@ class ScriptFiles:
                 lines=tuple(lines),
                 first_line=file.line,
                 end_offset=file.offset - file.decoder.pending_bytes,
+                cut_lines=file.decoder.cut_lines,
                 begins=file.begins,
                 heading=file.heading,
             )

@@ -30,6 +30,8 @@ class EventDecoder:
     that were passed over for their length. Bytes that are no event file end the reading.
     """
 
+    cut_lines = 0
+
     def __init__(self) -> None:
         self.cut_records = 0
         self.restart(mid_line=False)

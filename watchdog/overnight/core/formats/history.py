@@ -22,6 +22,7 @@ class HistoryDecoder:
     """
 
     pending_bytes = 0
+    cut_lines = 0
 
     def __init__(self) -> None:
         self.restart(mid_line=False)

@@ -313,7 +313,9 @@ class Shape:
         finite = found.loss is not None and math.isfinite(found.loss)
         known = found.loss is None or finite
         repeatable = found.step if found.exact else None
-        if repeatable is not None and self._repeats.is_repeat(repeatable, finite=known):
+        if repeatable is not None and self._repeats.is_repeat(
+            repeatable, finite=known, has_loss=found.loss is not None
+        ):
             return []
         if found.step is None and known and self._is_echo(found):
             return []

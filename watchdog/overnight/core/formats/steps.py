@@ -18,6 +18,9 @@ FAR_STEPS = 100_000
 DOUBTS = 3
 """So many odd lines in a row are the script's own."""
 
+SAME = 3
+"""After so many records alike the words around their numbers are known."""
+
 STUCK = 300
 """Nobody starts so many ranks on one box, nor redraws one step so often."""
 
@@ -77,12 +80,12 @@ def _epochs_passed(counter: _Counter, count: int, counted_to: int | None, epoch:
 class Familiar:
     """Tells a record from a sampled text that reads like one: `the log said step 9: loss 999`.
 
-    Only a step that cannot come next is doubted, and only where the words around the numbers are
-    not those of the last record either; a script that really goes on so is believed soon.
+    Only a step that cannot come next is doubted, and only where the words around the numbers were
+    the same in the last records and are others now; a script that goes on so is believed soon.
     """
 
     def __init__(self) -> None:
-        self._line = ""
+        self._lines: deque[str] = deque(maxlen=REPEATS)
         self._step: int | None = None
         self._doubts = 0
 
@@ -90,11 +93,16 @@ class Familiar:
         """Whether this line with this step is no record of the run."""
         last = self._step
         odd = step is not None and last is not None and not last <= step <= last + FAR_STEPS
-        if odd and self._doubts < DOUBTS and _around(line) != _around(self._line):
+        if odd and self._doubts < DOUBTS and self._is_foreign(line):
             self._doubts += 1
             return True
-        self._line, self._step, self._doubts = line, step, 0
+        self._lines.append(line)
+        self._step, self._doubts = step, 0
         return False
+
+    def _is_foreign(self, line: str) -> bool:
+        usual = {_around(earlier) for earlier in self._lines}
+        return len(self._lines) >= SAME and len(usual) == 1 and _around(line) not in usual
 
 
 def _around(line: str) -> tuple[str, str]:
@@ -109,7 +117,7 @@ class Repeats:
     """Which steps have just been recorded."""
 
     def __init__(self) -> None:
-        self._recent: deque[tuple[int, bool]] = deque(maxlen=REPEATS)
+        self._recent: deque[tuple[int, bool, bool]] = deque(maxlen=REPEATS)
         self._stuck = 0
 
     @property
@@ -117,12 +125,13 @@ class Repeats:
         """Whether the number does not move at all: it is no step, a process id perhaps."""
         return self._stuck >= STUCK
 
-    def is_repeat(self, step: int, *, finite: bool) -> bool:
-        """Whether this step was just recorded; a rank that first says NaN is news."""
-        for seen, was_finite in self._recent:
-            if seen == step and (finite or not was_finite):
+    def is_repeat(self, step: int, *, finite: bool, has_loss: bool = True) -> bool:
+        """Whether this step was just recorded; a rank that first says NaN is news, and so is the
+        loss of a step whose other numbers came in a line before it."""
+        for seen, was_finite, had_loss in self._recent:
+            if seen == step and (finite or not was_finite) and (had_loss or not has_loss):
                 self._stuck += 1
                 return True
-        self._recent.append((step, finite))
+        self._recent.append((step, finite, has_loss))
         self._stuck = 0
         return False
