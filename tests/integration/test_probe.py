@@ -155,7 +155,7 @@ def test_four_lines_make_a_script_restartable(box, story):
 
 
 DDP = """\
-import json, os, time, torch, torch.distributed as dist
+import gc, json, os, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
@@ -169,7 +169,8 @@ for step in range(1, 1601):
     x = torch.randn(8, 4)
     if step == 300 and rank == 1:
         x = x * float("nan")
-    loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean() + 0.01 * torch.rand(())
+    noise = 0.01 if rank == 0 else 1.0  # each rank alone would keep other snapshots
+    loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean() + noise * torch.rand(())
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
@@ -180,7 +181,12 @@ for step in range(1, 1601):
 weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 said = json.dumps({"rank": rank, "weights": weights.tolist()})
 os.write(1, f"{said}\\n".encode())  # one write: the other rank prints into the same file
+# gloo now and then aborts a process that ends while its model or its peer still hold the group
+del model, loss, optimizer
+gc.collect()
+dist.barrier()
 dist.destroy_process_group()
+os._exit(0)
 """
 
 

@@ -46,6 +46,6 @@ def test_a_probe_that_is_off_gives_its_memory_back(probed):
     """Its snapshots must not starve the training that it no longer watches."""
     probe, model = probed(), network()
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), [1, 2])
-    assert probe.probe._ring.steps == [1, 2]
+    assert probe.probe._back.ring.steps == [1, 2]
     probe.probe.switch_off("a test")
-    assert probe.probe._ring.steps == []
+    assert probe.probe._back.ring.steps == []

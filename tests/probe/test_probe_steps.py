@@ -295,18 +295,20 @@ def test_only_rank_zero_reports(probed, monkeypatch):
     assert torch.isfinite(model[0].weight).all()
 
 
-INSIDE = ["on_backward", "_prepare", "_norm_of", "_clip_to_bound", "_push", "_snapshot", "_is_bad"]
+INSIDE = ["on_backward", "_prepare", "_norm_of", "_clip_to_bound", "_push", "_is_bad", "keep"]
 
 
 @pytest.mark.parametrize("broken", INSIDE)
 def test_an_error_inside_ends_the_probe_and_not_the_training(probed, monkeypatch, broken):
     """Planted in each part: the run ends as without the probe, to the bit, and it is said."""
-    import overnight_probe.probe as module
+    from overnight_probe import going_back
+    from overnight_probe import probe as module
 
     reference = network()
     train(reference, torch.optim.AdamW(reference.parameters(), lr=0.01), range(1, 6))
     calls = []
-    original = getattr(module.Probe, broken)
+    part = going_back.GoingBack if broken == "keep" else module.Probe
+    original = getattr(part, broken)
 
     def fail(self, *args, **kwargs):
         calls.append(broken)
@@ -316,7 +318,7 @@ def test_an_error_inside_ends_the_probe_and_not_the_training(probed, monkeypatch
 
     if broken == "on_backward":  # the wrapper that makes it harmless stays around it
         fail = module.harmless(fail)
-    monkeypatch.setattr(module.Probe, broken, fail)
+    monkeypatch.setattr(part, broken, fail)
     probe, model = probed(), network()
     train(model, torch.optim.AdamW(model.parameters(), lr=0.01), range(1, 6))
     assert probe.probe.off

@@ -13,10 +13,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from overnight_probe.channel import Control, Report, Rollback, Settings, now
-from overnight_probe.guard import Calm, Clip
+from overnight_probe.channel import Control, Report, Settings, now
+from overnight_probe.going_back import GoingBack
+from overnight_probe.guard import Clip
+from overnight_probe.ranks import Ranks
 from overnight_probe.readback import Readback
-from overnight_probe.snapshots import Ring
 from overnight_probe.update import Seen, hide_gradients, is_sharded, rate_of, scale_rates, undo
 
 VERSION = 1
@@ -48,9 +49,8 @@ class Probe:
         self._report = Report(settings.metrics)
         self._control = Control(settings.control, settings.lr_scale)
         self._clip = Clip(settings.clip)
-        self._calm = Calm()
         self._readback = Readback(torch)
-        self._ring = Ring(torch, keep=settings.keep, max_bytes=settings.snapshot_bytes)
+        self._back = GoingBack(torch, settings, self._say)
         self._seen: weakref.WeakKeyDictionary[Any, Seen] = weakref.WeakKeyDictionary()
         self._losses: list[Any] = []
         self._unscaled: tuple[Any, Any] | None = None
@@ -60,7 +60,6 @@ class Probe:
         self._leader: Any = None
         self._steps = 0
         self._last_at: float | None = None
-        self._last_snapshot: tuple[int, float] | None = None
         self._endings: list[Callable[[], None]] = []
         self.off = False
         atexit.register(self.close)
@@ -75,7 +74,7 @@ class Probe:
     def switch_off(self, why: str, details: str = "") -> None:
         """Undo what is half done, and watch no longer. Never raises."""
         self.off = True
-        self._ring = Ring(self._torch, keep=0, max_bytes=0)  # the memory is the script's again
+        self._back.ring.clear()  # the memory is the script's again
         for seen in list(self._seen.values()):
             undo(seen)
         for ending in self._endings:
@@ -183,7 +182,10 @@ class Probe:
         if orders.clip and orders.clip != self._settings.clip:
             self._clip.change(orders.clip)
         if seen.leads and orders.rollback and orders.rollback.number > self._rolled:
-            self._roll_back(orders.rollback, step)
+            self._rolled = orders.rollback.number
+            if self._back.go_back(orders.rollback, step):
+                for each in self._seen.values():
+                    each.drop_next = True  # the gradients at hand belong to what is undone
         grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
         norm = self._norm_of(optimizer, grads)
         scale = orders.lr_scale / self._settings.applied_scale
@@ -216,10 +218,11 @@ class Probe:
         values = record["values"]
         if skip is True:
             values["skipped"] = True
-            self._ring.mend_buffers()
+            self._back.ring.mend_buffers()
         flag = skip if self._torch.is_tensor(skip) else None
         self._push(values, record["loss"], record["norm"], flag)
-        self._snapshot(self._settings.first_step + self._steps)
+        if not self._control.goes_back:
+            self._back.keep(self._settings.first_step + self._steps, list(self._seen))
 
     # --- numbers ---------------------------------------------------------------------------------
 
@@ -238,7 +241,10 @@ class Probe:
         about, ranks = self._settings, int(os.environ.get("WORLD_SIZE") or 1)
         distributed = getattr(self._torch, "distributed", None)
         if distributed and distributed.is_available() and distributed.is_initialized():
-            self._main, ranks = distributed.get_rank() == 0, distributed.get_world_size()
+            rank, ranks = distributed.get_rank(), distributed.get_world_size()
+            self._main = rank == 0
+            if ranks > 1:
+                self._back.ranks = Ranks(about.metrics, rank=rank, size=ranks)
         self._say(
             hello=VERSION,
             optimizer=type(optimizer).__name__,
@@ -314,7 +320,7 @@ class Probe:
             if norm is not None and not values.get("skipped"):
                 self._clip.observe(norm)
             if loss is not None:
-                self._calm.observe(loss)
+                self._back.calm.observe(loss)
             skipped = bool(values.get("skipped")) or bool(flag)
             if skipped and "loss_scale" not in values:
                 self._skipped += 1
@@ -323,40 +329,3 @@ class Probe:
                 self._report.write({**values, "loss": loss, "grad_norm": norm, **extra})
 
         self._readback.push((loss, norm, flag), write)
-
-    # --- back in time ----------------------------------------------------------------------------
-
-    def _snapshot(self, step: int) -> None:
-        settings, at = self._settings, now()
-        if not settings.snapshots or self._control.goes_back:
-            return
-        last = self._last_snapshot
-        if last is not None and (
-            step - last[0] < settings.snapshot_steps or at - last[1] < settings.snapshot_s
-        ):
-            return
-        first = last is None
-        self._last_snapshot = (step, at)
-        if not self._calm.allows():
-            return
-        taken = self._ring.take(step, list(self._seen))
-        if first or not taken:
-            size = self._ring.bytes_each
-            self._say(snapshots=taken, bytes_each=size, why=self._ring.refused or None)
-        if not taken:
-            self._last_snapshot = (1 << 62, at)  # it will not fit later either
-
-    def _roll_back(self, order: Rollback, step: int) -> None:
-        """Restore the snapshot asked for; the gradients at hand belong to what is undone."""
-        self._rolled = order.number
-        wanted = {"before_step": order.before_step, "healthy_step": order.healthy_step}
-        snapshot = self._ring.newest(**wanted)
-        if snapshot is None:
-            held = ", ".join(map(str, self._ring.steps)) or "none"
-            self._say(rollback=order.number, ok=False, step=step, why=f"snapshots of steps: {held}")
-            return
-        self._ring.restore(snapshot)
-        for seen in self._seen.values():
-            seen.drop_next = True
-        self._last_snapshot = (step, now())
-        self._say(rollback=order.number, ok=True, step=step, snapshot_step=snapshot.step)

@@ -89,16 +89,17 @@ class Ring:
         self._taken.append(snapshot)
         return True
 
-    def newest(self, *, before_step: int, healthy_step: int) -> Snapshot | None:
-        """The newest finite one up to `healthy_step`, else the newest before `before_step`."""
-        for limit in (min(healthy_step, before_step - 1), before_step - 1):
-            for snapshot in reversed(self._taken):
-                if snapshot.step <= limit and self._is_finite(snapshot):
-                    return snapshot
-        return None
+    def sound_steps(self, *, before_step: int) -> list[int]:
+        """The steps of those snapshots before `before_step` that hold no NaN and no infinity."""
+        early = [snapshot for snapshot in self._taken if snapshot.step < before_step]
+        return [snapshot.step for snapshot in early if self._is_finite(snapshot)]
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Put the state back in place; later snapshots are of a future that is left."""
+    def restore(self, step: int) -> None:
+        """Put the state of this step back in place; later snapshots are of a future that is left.
+
+        Raises KeyError without such a snapshot.
+        """
+        snapshot = {taken.step: taken for taken in self._taken}[step]
         snapshot.wait()
         with self._torch.no_grad():
             for kept in snapshot.kept:
@@ -107,7 +108,11 @@ class Ring:
                     tensor.copy_(kept.copy)
                 if kept.owner is not None:  # optimizer state may have been replaced or cleared
                     kept.owner[kept.name] = kept.copy if tensor is None else tensor
-        self._taken = [taken for taken in self._taken if taken.step <= snapshot.step]
+        self._taken = [taken for taken in self._taken if taken.step <= step]
+
+    def clear(self) -> None:
+        """Let go of all of them."""
+        self._taken.clear()
 
     def mend_buffers(self) -> None:
         """Give running statistics that a bad batch has poisoned their last finite values back.
