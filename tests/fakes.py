@@ -7,6 +7,7 @@ is due, so an hour of silence takes milliseconds. Every effect is written to `ha
 from __future__ import annotations
 
 import itertools
+import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -149,6 +150,7 @@ class World:
             say=lambda text: self.happened.append(f"say {text}"),
             write_control=self._write_control,
             install_probe=lambda directory: directory / "probe",
+            search=re.Pattern.search,
             jitter=lambda: 0.0,
             receivers=("phone",),
         )

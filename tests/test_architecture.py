@@ -236,6 +236,7 @@ CORE_LIBRARY = {
     "bisect",
     "codecs",
     "collections",
+    "csv",  # one line at a time, no files
     "dataclasses",
     "datetime",  # as values; `now` is refused below
     "enum",

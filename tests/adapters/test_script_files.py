@@ -33,8 +33,10 @@ class Following:
         )
 
     def next(self) -> LogChunk:
-        """The next chunk."""
+        """The next chunk with lines in it."""
         found = self.chunks.next()
+        while isinstance(found, LogChunk) and not found.lines:
+            found = self.chunks.next()
         assert isinstance(found, LogChunk)
         assert (found.source, found.attempt, found.at) == ("file", 3, 7.0)
         return found

@@ -16,6 +16,7 @@ from overnight.core.formats import (
     WorkerEvent,
     read_json,
     read_line,
+    read_protocol,
     significant_digits,
 )
 
@@ -184,10 +185,17 @@ def test_what_is_a_training_record(line: str, is_record: bool) -> None:
 
 def test_protocol_events() -> None:
     """hello, checkpoint and phase are no metrics."""
-    assert read_json('{"event": "phase", "name": "eval"}') == WorkerEvent(
+    assert read_protocol('{"event": "phase", "name": "eval"}') == WorkerEvent(
         "phase", {"event": "phase", "name": "eval"}
     )
     assert read_line('{"event": "hello", "total_steps": 10}') is not None
+
+
+@pytest.mark.parametrize("reader", [read_line, read_protocol])
+def test_event_is_a_key_like_any_other(reader) -> None:
+    """structlog writes its messages there."""
+    found = reader('{"event": "train step", "step": 5, "loss": 2.5, "level": "info"}')
+    assert (found.step, found.loss) == (5, 2.5)
 
 
 @pytest.mark.parametrize(

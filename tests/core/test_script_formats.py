@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overnight.core.formats.event_file import RECORD_BYTES, EventDecoder
+from overnight.core.formats.event_file import RECORD_BYTES, EventDecoder, check_sum
 from overnight.core.formats.files import decoder_of
 from overnight.core.formats.history import ENTRY_CHARS, HistoryDecoder
 from overnight.core.lines import LineSplitter
@@ -29,9 +29,17 @@ def decoded(decoder, data, *cuts):
     return [json.loads(line) for line in [*lines, *decoder.flush()]]
 
 
+def numbers(lines):
+    """(step, tag, value) of each scalar; a step may come in several lines."""
+    pairs = [(line["step"], key, str(value)) for line in lines for key, value in line.items()]
+    return [(step, key, value) for step, key, value in pairs if key != "step"]
+
+
 def record(content: bytes) -> bytes:
     """One record of an event file."""
-    return struct.pack("<QI", len(content), 0) + content + b"\0\0\0\0"
+    length = struct.pack("<Q", len(content))
+    sums = (struct.pack("<I", check_sum(part)) for part in (length, content))
+    return length + next(sums) + content + next(sums)
 
 
 def test_scalars_of_a_step_are_one_line():
@@ -54,32 +62,38 @@ def test_tensors_of_one_number_are_scalars():
 def test_events_do_not_depend_on_how_the_bytes_arrive(cuts):
     """Cut anywhere: the same numbers in the same order."""
     pieces = decoded(EventDecoder(), TORCH, *cuts)
-    flat = [(line["step"], key, str(v)) for line in pieces for key, v in line.items()]
-    whole = decoded(EventDecoder(), TORCH)
-    expected = [(line["step"], key, str(v)) for line in whole for key, v in line.items()]
-    assert [item for item in flat if item[1] != "step"] == [
-        item for item in expected if item[1] != "step"
-    ]
+    assert numbers(pieces) == numbers(decoded(EventDecoder(), TORCH))
 
 
 def test_pictures_are_passed_over_without_being_kept():
     """A record of 40 MiB costs nothing, and what stands behind it is read."""
     size = 40 * RECORD_BYTES
     decoder = EventDecoder()
-    decoder.feed(struct.pack("<QI", size, 0))
+    length = struct.pack("<Q", size)
+    decoder.feed(length + struct.pack("<I", check_sum(length)))
     for _ in range(40):
         decoder.feed(b"x" * RECORD_BYTES)
         assert decoder.pending_bytes < RECORD_BYTES
     assert len(decoded(decoder, b"\0\0\0\0" + TENSORFLOW)) == 3
-    assert decoder.cut_records == 1
 
 
-def test_bytes_that_are_no_events_end_the_reading():
-    """A length beyond reason: nothing behind it is believed."""
+@pytest.mark.parametrize("cut", [1, 500])
+@pytest.mark.parametrize("at", [3, 9, 90, 200, 500, 700])
+def test_damage_ends_the_reading_and_is_said(at, cut):
+    """A wrong bit in a length, a check sum or a number: nothing behind it is believed."""
+    whole = numbers(decoded(EventDecoder(), TORCH))
+    broken = bytearray(TORCH)
+    broken[at] ^= 64
     decoder = EventDecoder()
-    assert decoded(decoder, b"\xff" * 12 + TORCH) == []
+    seen = numbers(decoded(decoder, bytes(broken), cut))
+    assert len(seen) < len(whole)
+    assert seen == whole[: len(seen)]
+    place = int(decoder.damage.split("byte ")[1].split(";")[0].replace(",", ""))
+    assert place <= at
+    assert at - place < 200
     assert decoded(decoder, TORCH) == []
     decoder.restart(mid_line=False)
+    assert decoder.damage == ""
     assert len(decoded(decoder, TORCH)) == 6
     decoder.restart(mid_line=True)
     assert decoded(decoder, TORCH) == []
@@ -136,7 +150,14 @@ def test_an_entry_without_an_end_is_given_up():
     assert decoded(decoder, b'"log_history": [{"loss": "' + b"x" * (ENTRY_CHARS + 99)) == []
     assert decoder.feed(b'"}, {"loss": 1}]') == []
     decoder.restart(mid_line=False)
-    assert decoded(decoder, b'"log_history": [{"loss": 1}, 2, {"loss": 3}]') == [{"loss": 1}]
+    assert decoded(decoder, b'"log_history": [{"loss": 1}], "b": [{"loss": 3}]') == [{"loss": 1}]
+
+
+@pytest.mark.parametrize("cut", [0, 20, 40, 50, 60])
+def test_entries_that_are_no_objects_are_passed_over(cut):
+    """A null, a list or a text among the entries."""
+    text = b'{"log_history": [{"loss": 1}, null, [{"loss": 2}], "x]", {"loss": 3}]}'
+    assert decoded(HistoryDecoder(), text, cut) == [{"loss": 1}, {"loss": 3}]
 
 
 def test_which_decoder_a_file_needs():
@@ -144,6 +165,8 @@ def test_which_decoder_a_file_needs():
     state = json.dumps(STATE).encode()
     assert isinstance(decoder_of("events.out.tfevents.17.host", b""), EventDecoder)
     assert isinstance(decoder_of("trainer_state.json", state), HistoryDecoder)
+    late = b'{"best_metric": ' + b" " * 100  # the history may begin far behind the head
+    assert isinstance(decoder_of("trainer_state.json", late), HistoryDecoder)
     assert isinstance(decoder_of("metrics.json", b'{"loss": 1}'), LineSplitter)
     assert isinstance(decoder_of("history.json", b' [{"loss": 1}]'), HistoryDecoder)
     assert isinstance(decoder_of("train.log", state), LineSplitter)

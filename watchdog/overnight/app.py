@@ -26,6 +26,7 @@ from overnight.adapters.housekeeping import Chores
 from overnight.adapters.lock import RunLock
 from overnight.adapters.notify.dispatch import Dispatcher, unusable
 from overnight.adapters.notify.receivers import Receiver, load_receivers
+from overnight.adapters.patience import Patience
 from overnight.adapters.probe import imports_torch, install_probe
 from overnight.adapters.store import Store, StoreReader
 from overnight.adapters.tail.attempt import AttemptTails
@@ -293,6 +294,7 @@ def _effects(
         say=console.say,
         write_control=write_json,
         install_probe=install_probe,
+        search=Patience().search,
         jitter=random.random,
         receivers=tuple(receiver.key for receiver in receivers),
     )
@@ -303,9 +305,13 @@ def _script_files(order: Order) -> Place | None:
     metrics = order.config.metrics
     if metrics.source == "stdout" or metrics.path is None:
         return None
+    path = Path(metrics.path).expanduser()
+    if Path(order.workdir, path).is_dir():
+        hint = f'a file or a glob, such as path = "{metrics.path.rstrip("/")}/*"'
+        raise UsageError(f"[metrics] path = {metrics.path!r} is a directory", hint=hint)
     here = glob.escape(str(order.workdir.absolute()))
     return Place(
-        pattern=str(Path(here, Path(metrics.path).expanduser())),
+        pattern=str(Path(here, path)),
         decoder=DECODERS[metrics.source],
         change=CHANGES[metrics.source],
     )

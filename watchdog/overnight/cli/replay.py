@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 1 << 20
 
+TABLES = (".csv", ".tsv")
+"""Files whose first line names columns."""
+
 
 @click.command()
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
@@ -41,14 +44,14 @@ def replay(
 
     fresh = _replays(config, _pacing(pacing) if pacing else None)
     for log in logs:
-        report = _read(log, fresh(), exit_code)
+        report = _read(log, fresh(Path(log).suffix.lower() in TABLES), exit_code)
         if as_json:
             click.echo(json.dumps(public(log, report), allow_nan=False))
         else:
             click.echo("\n".join(_sentences(log, report)))
 
 
-def _replays(config: Path | None, pacing: Pacing | None) -> Callable[[], Replay]:
+def _replays(config: Path | None, pacing: Pacing | None) -> Callable[[bool], Replay]:
     """A maker of fresh replays with the thresholds of a config."""
     from overnight.config import parse_config, read_config
     from overnight.core.policy import Policy
@@ -58,13 +61,14 @@ def _replays(config: Path | None, pacing: Pacing | None) -> Callable[[], Replay]
     settings = parse_config(values, source=str(source))
     policy = Policy(settings.policies)
 
-    def fresh() -> Replay:
+    def fresh(has_heading: bool) -> Replay:
         return Replay(
             panel=settings.panel,
             stall=settings.detect.stall,
             policy=policy,
             pacing=pacing,
             metrics=settings.metrics,
+            has_heading=has_heading,
         )
 
     return fresh
@@ -99,6 +103,8 @@ def _read(log: str, replay: Replay, exit_code: int | None) -> Report:
     except OSError as error:
         raise UsageError(f"cannot read {log}: {error.strerror}", hint="check LOG") from error
     replay.feed(decoder.flush())
+    if decoder.damage:
+        click.echo(f"{log} is {decoder.damage}", err=True)
     if decoder.cut_lines:
         cut = f"{decoder.cut_lines} lines are longer than {LINE_BYTES >> 10} KiB and were cut"
         click.echo(f"{log}: {cut}", err=True)

@@ -133,7 +133,7 @@ class LogChunk:
     `first_line` is 1-based; `end_offset` is the byte after the last line; `skipped_bytes` counts
     what the tail left out because the reader was too far behind, `read_bytes` what one read found,
     `cut_lines` the lines of the file so far of which only the head was kept. Of the script's own
-    files: `begins` at the head of one, `heading`: its first line, if old.
+    files: `begins` at the head, `heading`: its first line, if old; `damage`: why reading ends.
     """
 
     at: float
@@ -147,6 +147,7 @@ class LogChunk:
     cut_lines: int = 0
     begins: bool = False
     heading: str = ""
+    damage: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,10 @@ class Decoder(Protocol):
     def cut_lines(self) -> int:
         """How many lines were too long, so that only their head was kept."""
 
+    @property
+    def damage(self) -> str:
+        """Why nothing more can be read; "" while all is well."""
+
     def restart(self, *, mid_line: bool) -> None:
         """What follows does not continue what came; `mid_line`: it begins inside a line."""
 
@@ -35,6 +39,8 @@ class LineSplitter:
     `pending_bytes` counts what has come since the end of the last whole line,
     `cut_lines` the lines of which only the head was kept.
     """
+
+    damage = ""
 
     def __init__(self) -> None:
         self._partial = b""

@@ -7,15 +7,18 @@ silent while the log goes on, the log is the source again.
 
 from __future__ import annotations
 
-from collections import deque
+import re
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
 
 from overnight.core.events import LogChunk, Position, Source, StepMetric
-from overnight.core.formats import Reading, WorkerEvent, read_json
-from overnight.core.formats.given import Given, MetricsConfig
+from overnight.core.formats import Reading, WorkerEvent, read_protocol
+from overnight.core.formats.blanks import Blanks
+from overnight.core.formats.given import Given, MetricsConfig, Search
 from overnight.core.formats.shape import Placed, Shape
+from overnight.core.formats.steps import Steps
 
 SILENT_FACTOR = 10
 """A metrics file silent for this many of its median gaps, while the log goes on, is given up."""
@@ -27,10 +30,13 @@ FILE_SILENT_S = 600.0
 """A file of the script's own may be written in blocks (TensorBoard: every 120 s), but not so
 rarely; `trainer_state.json` may: it is as old as the last checkpoint, and never given up."""
 
+ADVICE_S, ADVICE_LINES = 300.0, 20
+"""A run that has printed so many lines for so long, and no loss, is one that is not understood."""
+
 MAX_TOLD = 100_000
 """Rows without a step of which we know that they were read; a longer file is one with steps."""
 
-REREAD_S = 60.0
+REREAD_S = 10.0
 """What is known already comes again at once; later, the script has begun to count anew."""
 
 _PREFERENCE: dict[Source, int] = {"log": 0, "metrics": 1, "file": 2}
@@ -52,9 +58,15 @@ class RecordStream:
         metrics: MetricsConfig | None = None,
         started_at: float = 0.0,
         resumed_step: int | None = None,
+        before: RecordStream | None = None,
+        log_has_heading: bool = False,
+        search: Search = re.Pattern.search,
     ) -> None:
         """`records_before` numbers the steps of a script that prints none; a file that the config
-        names (`metrics`) has nothing new up to `resumed_step`."""
+        names (`metrics`) has nothing new up to `resumed_step`, at which counters go on as they
+        did in the attempt `before`; `log_has_heading`: what is read as a log is a CSV file;
+        `search` tries the user's pattern.
+        """
         self._attempt = attempt
         self._count = 0
         self._unnumbered = 0
@@ -62,7 +74,7 @@ class RecordStream:
         self._retold = 0
         self._records_before = records_before
         self._metrics = metrics or MetricsConfig()
-        self._given = Given(self._metrics)
+        self._given = Given(self._metrics, search)
         named = self._metrics.source != "stdout"
         self._source: Source = "file" if named else "log"
         self._floor = resumed_step if named else None
@@ -70,7 +82,14 @@ class RecordStream:
         self._last: StepMetric | None = None
         self._gaps: deque[float] = deque(maxlen=50)
         self._metrics_at: float | None = started_at if named else None
-        self._log, self._file = Shape(self._given), Shape(self._given)
+        log_steps, file_steps = before.steps_as_of(resumed_step) if before else (None, None)
+        self._log = Shape(self._given, of_file=log_has_heading, steps=log_steps)
+        self._file = Shape(self._given, of_file=True, steps=file_steps)
+        self._files_begun = 0
+        self._advised = self._told_slow = False
+        self._started_at = started_at
+        self._lines: Counter[Source] = Counter()
+        self._blanks = Blanks()
         self.eval_records = 0
         self.skip_messages = 0
         self.progress_at: float | None = None
@@ -92,18 +111,21 @@ class RecordStream:
         if chunk.begins or chunk.heading:
             self._begin_file(chunk)
         shape = self._file if chunk.source == "file" else self._log
+        self._lines[chunk.source] += len(chunk.lines)
         for offset, line in enumerate(chunk.lines):
             number = chunk.first_line + offset
             if chunk.source == "metrics":
-                parsed = read_json(line, means=self._given.means)
-                if parsed is not None:
-                    placed = Placed(parsed, number) if isinstance(parsed, Reading) else parsed
+                parsed = read_protocol(line, means=self._given.means)
+                if isinstance(parsed, WorkerEvent):
+                    yield self._event(parsed, chunk.at)
+                elif parsed is not None:
+                    placed = Placed(self._blanks.judge(parsed), number)
                     yield from self._found(placed, chunk, time_utc)
             else:
                 for found in shape.feed(line, number):
                     yield from self._found(found, chunk, time_utc)
 
-    def finish(self, *, at: float, time_utc: float) -> Iterator[StepMetric | WorkerEvent]:
+    def finish(self, *, at: float, time_utc: float) -> Iterator[StepMetric]:
         """The record that was waiting for more of its block when the output ended."""
         sources: tuple[tuple[Shape, Source], ...] = ((self._log, "log"), (self._file, "file"))
         for shape, source in sources:
@@ -111,9 +133,36 @@ class RecordStream:
             for found in shape.end():
                 yield from self._found(found, chunk, time_utc)
 
+    def steps_as_of(self, step: int | None) -> tuple[Steps | None, Steps | None]:
+        """Where the counters of log and file stood at a step, for an attempt that resumes there."""
+        if step is None:
+            return None, None
+        return self._log.steps.as_of(step), self._file.steps.as_of(step)
+
+    def advise(self, at: float) -> str:
+        """What a person should know of a run of which nothing is understood; once, else ""."""
+        if self._given.is_too_slow and not self._told_slow:
+            self._told_slow = True
+            return "the pattern takes too long: it is not used any more, lines are read without it"
+        if self._advised or self._count or at - self._started_at < ADVICE_S:
+            return ""
+        lines = self._lines[self._source]
+        if self._source == "file" and not lines:
+            self._advised = True
+            return f"nothing new in [metrics] path = {self._metrics.path!r}: is it the right one?"
+        if lines < ADVICE_LINES:
+            return ""
+        self._advised = True
+        return (
+            f"{lines:,} lines of {self.source} say no training loss{self._given.hint}: faults in"
+            " its numbers cannot be seen (try overnight replay with a [metrics] table)"
+        )
+
     def _begin_file(self, chunk: LogChunk) -> None:
         """A file is read from its head: what it has told before, or another one has, is known."""
-        self._file = Shape(self._given)
+        if self._files_begun:
+            self._file = Shape(self._given, of_file=True)
+        self._files_begun += 1
         if chunk.heading:
             self._file.heading(chunk.heading)
             return
@@ -121,12 +170,7 @@ class RecordStream:
         if self._last is not None and self._source == "file":
             self._floor = self._last.step
 
-    def _found(
-        self, found: Placed | WorkerEvent, chunk: LogChunk, time_utc: float
-    ) -> Iterator[StepMetric | WorkerEvent]:
-        if isinstance(found, WorkerEvent):
-            yield from self._event(found, chunk)
-            return
+    def _found(self, found: Placed, chunk: LogChunk, time_utc: float) -> Iterator[StepMetric]:
         reading = found.reading
         if reading.total_steps is not None:
             self.total_steps = reading.total_steps
@@ -153,16 +197,14 @@ class RecordStream:
             if skipped is not None:
                 yield skipped
 
-    def _event(self, event: WorkerEvent, chunk: LogChunk) -> Iterator[WorkerEvent]:
-        if chunk.source != "metrics":
-            return  # a log may print anything; the protocol has a file of its own
+    def _event(self, event: WorkerEvent, at: float) -> WorkerEvent:
         if event.name == "hello":
             if self._source == "log":
-                self._source, self._metrics_at = "metrics", chunk.at
+                self._source, self._metrics_at = "metrics", at
             total = event.fields.get("total_steps")
             if isinstance(total, int) and total > 0:
                 self.total_steps = total
-        yield event
+        return event
 
     def _takes(self, reading: Reading, chunk: LogChunk) -> bool:
         """Whether this chunk's file is the source; changes over where the rules say so."""

@@ -14,7 +14,6 @@ from overnight.core.detect.panel import Panel, PanelConfig
 from overnight.core.detect.stall import StallConfig, StallDetector, Witness
 from overnight.core.events import Action, LogChunk, Position, Severity, StepMetric, Verdict
 from overnight.core.exits import TAIL_LINES, Death, cause_of_end, tells
-from overnight.core.formats import WorkerEvent
 from overnight.core.formats.given import MetricsConfig
 from overnight.core.policy import Policy
 from overnight.core.records import RecordStream
@@ -130,14 +129,17 @@ class Replay:
         policy: Policy,
         pacing: Pacing | None = None,
         metrics: MetricsConfig | None = None,
+        has_heading: bool = False,
     ) -> None:
+        """`has_heading`: the log is a CSV file, whose first line names its columns."""
         self._config = panel
         self._panel = Panel(panel)
         self._first_loss: float | None = None
         self._stall = StallDetector(stall, started_at=0.0)
         self._policy = policy
         self._clock = _Clock(pacing)
-        self._stream = RecordStream(1, metrics=metrics.names_only() if metrics else None)
+        names = metrics.names_only() if metrics else None
+        self._stream = RecordStream(1, metrics=names, log_has_heading=has_heading)
         self._report = Report()
         self._tail: deque[tuple[int, int, str]] = deque(maxlen=TAIL_LINES)
         self._signs = 0
@@ -160,7 +162,8 @@ class Replay:
             stream.progress_at = None
             messages = stream.skip_messages
             for found in stream.read(chunk, time_utc=at):
-                self._take(found, message=stream.skip_messages > messages)
+                if isinstance(found, StepMetric):
+                    self._take(found, message=stream.skip_messages > messages)
             if stream.progress_at is not None:
                 step = report.last_step or 0
                 self._progress(StepMetric(at, Position(1, 0), step=step), went_on=True)
@@ -191,10 +194,8 @@ class Replay:
 
     # --- records -------------------------------------------------------------------------------
 
-    def _take(self, found: StepMetric | WorkerEvent, *, message: bool = False) -> None:
+    def _take(self, found: StepMetric, *, message: bool = False) -> None:
         """Judge a record; a message that an update was left out is judged, but is no record."""
-        if isinstance(found, WorkerEvent):
-            return
         if self._begins_anew(found):
             self._panel, self._adversarial = Panel(self._config), False
         if self._stream.shape.adversarial and not self._adversarial:

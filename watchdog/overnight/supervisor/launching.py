@@ -127,6 +127,8 @@ class Launcher:
                 metrics=settings.metrics,
                 started_at=at,
                 resumed_step=target.step if target else None,
+                before=run.attempt.stream if run.attempt else None,
+                search=self._effects.search,
             ),
             panel=Panel(settings.panel, list(run.records), shifts=shifts),
             stall=StallDetector(settings.stall, started_at=at),

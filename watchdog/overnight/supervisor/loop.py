@@ -193,6 +193,7 @@ class Supervisor:
         if attempt is not None and not attempt.condemned and attempt.exited is None:
             self._check_stall(attempt, at)
             self._check_overdue(attempt, at)
+            self._reader.tick(attempt, at)
         self._check_lost(attempt, at)
 
     def _check_overdue(self, attempt: Attempt, at: float) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from overnight.core.events import CheckpointSeen, Identity
+from overnight.core.formats.given import Search
 from overnight.core.orders import Batch, Launch, OutboxRow
 
 
@@ -123,6 +124,7 @@ class Effects:
 
     `say` speaks to the person at the terminal and to supervisor.log; `write_control` replaces the
     worker's control file; `install_probe` lays the probe beside the run's state;
+    `search` tries a regular expression of the user's, in bounded time;
     `jitter` gives a number from 0 to 1 for back-off.
     """
 
@@ -137,5 +139,6 @@ class Effects:
     say: Callable[[str], None]
     write_control: Callable[[Path, dict[str, Any]], None]
     install_probe: Callable[[Path], Path]
+    search: Search
     jitter: Callable[[], float]
     receivers: tuple[str, ...] = ()

@@ -46,10 +46,13 @@ class Reader:
             return
         if chunk.source == "log":
             attempt.tail.extend(chunk.lines)
-            attempt.stall.active(chunk.at)
             advice = attempt.buffering.observe(at=chunk.at, read_bytes=chunk.read_bytes)
             if advice is not None:
                 self._effects.say(f"warning: {advice}")
+        if chunk.source != "metrics":
+            attempt.stall.active(chunk.at)
+        if chunk.damage:
+            self._effects.say(f"warning: {chunk.damage}")
         if chunk.skipped_bytes:
             self._run.ledger.records_lost()
             self._effects.say(
@@ -68,6 +71,12 @@ class Reader:
             self._run.total_steps = attempt.stream.total_steps
         while attempt.stream.notes:
             self._effects.say(attempt.stream.notes.pop(0))
+
+    def tick(self, attempt: Attempt, at: float) -> None:
+        """Time has passed: a run of which nothing is understood is told of."""
+        advice = attempt.stream.advise(at)
+        if advice:
+            self._effects.say(f"warning: {advice}")
 
     def finish(self, attempt: Attempt, at: float) -> None:
         """Nothing more will come: a record of several lines that was waiting is complete."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -71,6 +72,7 @@ class _File:
     heading: str = ""
     mtime_ns: int = 0
     known: bytes = b""
+    told_damage: bool = False
 
 
 class ScriptFiles:
@@ -121,7 +123,9 @@ class ScriptFiles:
                     break
                 self._waiter.wait(soon_s)
             for file in self._files.values():
-                self._post(file, file.decoder.flush())
+                rest = file.decoder.flush()
+                if rest:
+                    self._post(file, rest)
         finally:
             self._close()
             self._drained()
@@ -134,6 +138,8 @@ class ScriptFiles:
         for path in glob.iglob(self._place.pattern, recursive=True):  # noqa: PTH207 - absolute
             with contextlib.suppress(OSError):
                 status = Path(path).stat()
+                if not stat.S_ISREG(status.st_mode):
+                    continue  # opening a pipe waits for ever, and a device has no end
                 found[path] = _Seen(status.st_ino, status.st_size, status.st_mtime_ns)
         return found
 
@@ -206,7 +212,8 @@ class ScriptFiles:
             return False  # e.g. a stale network file: the poll tries again
         file.offset, file.mtime_ns = file.offset + len(data), status.st_mtime_ns
         file.known = _known(file.descriptor, file.offset)
-        self._post(file, file.decoder.feed(data) if data else [])
+        if data:
+            self._post(file, file.decoder.feed(data))
         return len(data) == READ_BYTES
 
     def _is_another_text(self, file: _File, status: os.stat_result) -> bool:
@@ -218,8 +225,8 @@ class ScriptFiles:
         return _known(file.descriptor, file.offset) != file.known
 
     def _post(self, file: _File, lines: list[str]) -> None:
-        if not lines:
-            return
+        damage = "" if file.told_damage else file.decoder.damage
+        file.told_damage = bool(file.decoder.damage)
         self._report(
             LogChunk(
                 at=self._clock(),
@@ -229,12 +236,14 @@ class ScriptFiles:
                 first_line=file.line,
                 end_offset=file.offset - file.decoder.pending_bytes,
                 cut_lines=file.decoder.cut_lines,
-                begins=file.begins,
-                heading=file.heading,
+                begins=file.begins and bool(lines),
+                heading=file.heading if lines else "",
+                damage=damage and f"{file.path} is {damage}",
             )
         )
         file.line += len(lines)
-        file.begins, file.heading = False, ""
+        if lines:
+            file.begins, file.heading = False, ""
 
     def _close(self) -> None:
         for file in self._files.values():

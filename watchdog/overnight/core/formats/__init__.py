@@ -1,6 +1,6 @@
 """Text that a worker prints -> what it says. Never raises, whatever the bytes."""
 
-from overnight.core.formats.jsonl import read_json, read_line
+from overnight.core.formats.jsonl import read_json, read_line, read_protocol
 from overnight.core.formats.reading import Loss, Reading, WorkerEvent
 from overnight.core.formats.text import MAX_LINE_CHARS, read_text, significant_digits
 
@@ -11,6 +11,7 @@ __all__ = [
     "WorkerEvent",
     "read_json",
     "read_line",
+    "read_protocol",
     "read_text",
     "significant_digits",
 ]

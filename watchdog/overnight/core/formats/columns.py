@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import re
+from collections.abc import Sequence
 
+from overnight.core.formats.blanks import Blanks
 from overnight.core.formats.given import Given
 from overnight.core.formats.names import NAMED_RANK
 from overnight.core.formats.plan import offer_step, significant_digits, to_number
 from overnight.core.formats.reading import Loss, Reading
 
-MAX_COLUMNS = 60
+MAX_COLUMNS, MAX_CSV_COLUMNS = 60, 1000
 _GAP = re.compile(r"\s{2,}|\t")
 _HEADING = re.compile(r"[A-Za-z_][\w/.\-#()% ]*")
+_ASSIGNED = re.compile(r"[:=]\s*[\"']?(?:[-+]?\.?\d|nan\b|inf\b)", re.IGNORECASE)
 # YOLOv5 and v7 call the parts of the loss by their bare names.
 _YOLO = {"box": "box_loss", "obj": "obj_loss", "cls": "cls_loss", "total": "total_loss"}
 _SPACY = {"E": ("epoch", 0), "#": ("step", NAMED_RANK)}  # E    #       LOSS TOK2VEC  LOSS NER
 _COUNT = re.compile(r"(\d+)/(\d+)")
+_PLAIN_ROLES = ("eval_loss", "lr", "grad_norm", "tokens_per_s", "loss_scale")
+_BEFORE_NAMES = "\ufeff#% "
+"""What may stand before the first name: a byte-order mark, the sign of a comment."""
 
 
 class Columns:
@@ -24,69 +31,130 @@ class Columns:
 
     def __init__(self, given: Given) -> None:
         self._given = given
-        self._means = given.means
         self._names: list[str] = []
+        self._roles: list[tuple[str, int]] = []
         self._separator = ""
+        self._blanks = Blanks()
 
-    def is_heading(self, line: str) -> bool:
-        """Whether this line names columns, one of them a training loss; it is then remembered."""
-        low = line.lower()
-        named = "loss" in low or ("epoch" in low and "mem" in low and " box " in low)
-        named = named or self._given.names_loss(low)
-        if not named or "=" in low or ":" in low or len(line) > 1000:
+    def is_heading(self, line: str, *, first: bool = False) -> bool:
+        """Whether this line names columns, one of them a training loss; it is then remembered.
+
+        The `first` line of a file may be less like one: a single column, blanks between two.
+        """
+        if not (first or self._names_loss(line.lower())):
             return False
-        dense = "\t" in line or ("," in line and " " not in line)
-        separator = "," if line.count(",") > 1 or (dense and "," in line) else ""
-        names = [_YOLO.get(name.strip(), name.strip()) for name in _split(line, separator)]
-        if not (2 if dense else 3) <= len(names) <= MAX_COLUMNS:
+        bare = line.strip().lstrip(_BEFORE_NAMES)
+        dense = " " not in bare or (bare[:1] == bare[-1:] == '"')
+        if not (first or dense) and ("=" in line or ":" in line):
+            return False  # prose, or names with their numbers
+        separator = _separator_of(bare, dense=dense, first=first)
+        names = _split(bare, separator)
+        if not separator:
+            names = [
+                name if self._given.means(name)[0] else _YOLO.get(name, name) for name in names
+            ]
+        least = 1 if first else 2 if separator or "\t" in line else 3
+        if len(names) < least or not _are_names(names, separator):
             return False
-        if any(name and not _HEADING.fullmatch(name) and name != "#" for name in names):
+        roles = [_SPACY.get(name) or self._given.means(name) for name in names]
+        if not any(role == "loss" for role, _rank in roles):
             return False
-        if not any(self._means(name)[0] == "loss" for name in names):
-            return False
-        self._names, self._separator = names, separator
+        self._names, self._separator, self._roles = names, separator, roles
+        self._blanks = Blanks()
         return True
+
+    def _names_loss(self, low: str) -> bool:
+        yolo = "epoch" in low and "mem" in low and " box " in low
+        return "loss" in low or yolo or self._given.names_loss(low)
 
     def read(self, line: str) -> Reading | None:
         """The numbers of a row, by their columns; None where this is no row."""
         if not self._names:
             return None
-        cells = [cell.strip() for cell in _split(line, self._separator)]
-        whole = len(cells) == len(self._names) if self._separator else _is_number(cells[0])
+        cells = _split(line, self._separator)
+        whole = len(cells) == len(self._names) if self._separator else _number(cells[0]) is not None
         if len(cells) < len(self._names) or not whole:
             return None  # a time may stand before the numbers of a CSV row, words before no others
-        reading, losses = Reading(kind="whole"), []
-        for name, cell in zip(self._names, cells, strict=False):
-            role, rank = _SPACY.get(name) or self._means(name)
-            counted = _COUNT.fullmatch(cell)
-            value = to_number(counted[1] if counted else cell)
-            if value is None or not role:
-                continue
-            if role == "loss":
-                losses.append(Loss(name, value, cell))
-            elif role == "epoch":
-                reading.epoch = value
-                reading.whole_epoch = value == int(value) if math.isfinite(value) else False
-            elif role == "step":
-                offer_step(reading, value, text=cell, total="", rank=rank)
-            elif role in ("eval_loss", "lr", "grad_norm", "tokens_per_s", "loss_scale"):
-                setattr(reading, role, value)
-        if not losses:
+        reading = self._row(cells)
+        if self._blanks.judge(reading).loss is None:
             return None
-        best = min(losses, key=lambda loss: self._means(loss.name)[1])
-        reading.losses, reading.loss, reading.loss_key = tuple(losses), best.value, best.name
-        reading.digits = significant_digits(best.text or "")
         _bar_behind(reading, line)
         return reading
 
+    def _row(self, cells: Sequence[str]) -> Reading:
+        reading, losses, others, best, blank = Reading(kind="whole"), [], [], 99, 99
+        for name, cell, (role, rank) in zip(self._names, cells, self._roles, strict=False):
+            if not role:
+                continue
+            value = _number(cell, decimal_comma=self._separator == ";")
+            if value is None:
+                if role == "loss" and not cell and rank < blank:
+                    reading.blank, blank = name, rank
+            elif role == "loss":
+                losses.append(Loss(name, value, cell))
+                if rank < best:
+                    reading.loss, reading.loss_key, best = value, name, rank
+                    reading.digits = significant_digits(cell)
+            else:
+                if role != "grad_norm":
+                    others.append(name)
+                _put(reading, role, value, cell, rank=rank)
+        reading.losses, reading.others = tuple(losses), tuple(others)
+        return reading
+
+
+def _put(reading: Reading, role: str, value: float, cell: str, *, rank: int) -> None:
+    if role == "epoch":
+        reading.epoch = value
+        reading.whole_epoch = value == int(value) if math.isfinite(value) else False
+    elif role == "step":
+        offer_step(reading, value, text=cell, total="", rank=rank)
+    elif role in _PLAIN_ROLES:
+        setattr(reading, role, value)
+
+
+def _are_names(names: Sequence[str], separator: str) -> bool:
+    """Whether these may name columns: none is a number, nor has one."""
+    if len(names) > (MAX_CSV_COLUMNS if separator else MAX_COLUMNS):
+        return False
+    if any(_number(name) is not None or _ASSIGNED.search(name) for name in names):
+        return False
+    return bool(separator) or all(_HEADING.fullmatch(name) or name in ("", "#") for name in names)
+
+
+def _separator_of(heading: str, *, dense: bool, first: bool) -> str:
+    """What separates the names: "" for blanks that align them, " " for any blanks."""
+    sign = max(",;|\t" if first else ",;", key=heading.count)
+    if heading.count(sign) >= (1 if dense or first else 2):
+        return sign
+    return " " if first and not _GAP.search(heading) else ""
+
 
 def _split(line: str, separator: str) -> list[str]:
+    """The cells of a row, without the blanks around them."""
+    if separator == " ":
+        return line.split()
+    if separator == "\t":
+        return [cell.strip() for cell in line.strip(" \r\n").split("\t")]
     line = line.strip()
-    return line.split(separator) if separator else _GAP.split(line)
+    if not separator:
+        return _GAP.split(line)
+    if '"' in line:
+        return [cell.strip() for cell in _unquoted(line, separator)]
+    return [cell.strip() for cell in line.split(separator)]
 
 
-def _is_number(cell: str) -> bool:
-    return to_number(cell) is not None or _COUNT.fullmatch(cell) is not None
+def _unquoted(line: str, separator: str) -> Sequence[str]:
+    try:
+        return next(csv.reader([line], delimiter=separator, skipinitialspace=True))
+    except (csv.Error, StopIteration):
+        return line.split(separator)
+
+
+def _number(cell: str, *, decimal_comma: bool = False) -> float | None:
+    """The number in a cell; of a counter `3/20` the first."""
+    counted = _COUNT.fullmatch(cell) if "/" in cell else None
+    return to_number(counted[1] if counted else cell, decimal_comma=decimal_comma)
 
 
 def _bar_behind(reading: Reading, line: str) -> None:

@@ -1,10 +1,11 @@
 """TensorBoard event files: their scalars as JSON lines, one a step.
 
 An event file is a row of records: length (u64), its check sum (u32), the record, its check sum
-(u32), all little-endian. A record is a protocol-buffer Event: 2 = step, 5 = summary, whose values
-(1) carry a tag (1) and a number: `simple_value` (2, float), as PyTorch writes it, or a `tensor`
-(8) of one float, as TensorFlow 2 does. Sources: tensorflow/core/lib/io/record_writer.h,
-core/util/event.proto, core/framework/summary.proto and tensor.proto.
+(u32), all little-endian; the check sums are CRC-32C, rotated and shifted. A record is a
+protocol-buffer Event: 2 = step, 5 = summary, whose values (1) carry a tag (1) and a number:
+`simple_value` (2, float), as PyTorch writes it, or a `tensor` (8) of one float, as TensorFlow 2
+does. Sources: tensorflow/core/lib/io/record_writer.h, lib/hash/crc32c.h, core/util/event.proto,
+core/framework/summary.proto and tensor.proto.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from collections.abc import Iterator
 RECORD_BYTES = 1 << 20
 """A longer record is a picture or a graph: it is passed over, not kept."""
 
+CHECKED_BYTES = 4096
+"""The check sums of longer records are not computed: scalars are short."""
+
 _HEAD, _CHECK_BYTES = struct.Struct("<QI"), 4
-_MAX_BYTES = 1 << 34
 _FLOAT, _DOUBLE = 1, 2
 _SIZES = {1: 8, 5: 4}
 
@@ -26,21 +29,22 @@ class EventDecoder:
     """Bytes in, a JSON line out for each step: `{"train/loss": 2.3, "step": 100}`.
 
     The scalars of a step are written one after the other; they are given as one line when the
-    next step begins or when there is nothing more to read for now. `cut_records` counts those
-    that were passed over for their length. Bytes that are no event file end the reading.
+    next step begins or when there is nothing more to read for now. Where a check sum is wrong
+    nobody knows how the file goes on: reading ends, and `damage` says so.
     """
 
     cut_lines = 0
 
     def __init__(self) -> None:
-        self.cut_records = 0
         self.restart(mid_line=False)
 
     def restart(self, *, mid_line: bool) -> None:
         """What follows is the head of a file; `mid_line`: its middle, in which nothing is read."""
         self._data = b""
         self._skip = 0
-        self._lost = mid_line
+        self._offset = 0
+        self._ended = mid_line
+        self.damage = ""
         self._step: int | None = None
         self._scalars: dict[str, float] = {}
 
@@ -51,7 +55,7 @@ class EventDecoder:
 
     def feed(self, data: bytes) -> list[str]:
         """The steps that these bytes complete."""
-        if self._lost:
+        if self._ended:
             return []
         lines = []
         for record in self._records(data):
@@ -75,24 +79,53 @@ class EventDecoder:
     def _records(self, data: bytes) -> Iterator[bytes]:
         skipped = min(self._skip, len(data))
         self._skip -= skipped
+        self._offset += skipped
         self._data += data[skipped:]
         at = 0
         while len(self._data) - at >= _HEAD.size:
-            length, _check = _HEAD.unpack_from(self._data, at)
-            if length > _MAX_BYTES:
-                self._lost, self._data = True, b""
-                return
+            length, check = _HEAD.unpack_from(self._data, at)
             begin, end = at + _HEAD.size, at + _HEAD.size + length
+            if check != check_sum(self._data[at : at + 8]):
+                return self._end(at)
             if length > RECORD_BYTES:
-                self.cut_records += 1
                 at = min(end + _CHECK_BYTES, len(self._data))
                 self._skip = end + _CHECK_BYTES - at
             elif end + _CHECK_BYTES > len(self._data):
                 break
             else:
-                yield self._data[begin:end]
+                record, check = self._data[begin:end], self._data[end : end + _CHECK_BYTES]
+                if length <= CHECKED_BYTES and check != check_sum(record).to_bytes(4, "little"):
+                    return self._end(at)
+                yield record
                 at = end + _CHECK_BYTES
         self._data = self._data[at:]
+        self._offset += at
+
+    def _end(self, at: int) -> None:
+        self.damage = f"damaged at byte {self._offset + at:,}; nothing behind it is read"
+        self._ended, self._data = True, b""
+
+
+def _crc_table() -> tuple[int, ...]:
+    table = []
+    for byte in range(256):
+        crc = byte
+        for _bit in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+        table.append(crc)
+    return tuple(table)
+
+
+_CRC_TABLE = _crc_table()
+
+
+def check_sum(data: bytes) -> int:
+    """CRC-32C (Castagnoli), masked as in event files."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _CRC_TABLE[(crc ^ byte) & 255] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _event(record: bytes) -> tuple[int, dict[str, float]]:

@@ -30,6 +30,7 @@ def decoder_of(name: str, head: bytes) -> Decoder:
     """The decoder for a file of this name that begins so."""
     if "tfevents" in name:
         return EventDecoder()
-    if name.endswith(".json") and (b'"log_history"' in head or head.lstrip()[:1] == b"["):
+    history = b'"log_history"' in head or name.startswith("trainer_state")
+    if name.endswith(".json") and (history or head.lstrip()[:1] == b"["):
         return HistoryDecoder()
     return LineSplitter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -24,8 +25,16 @@ GIVEN_RANK = 9
 MATCHED_CHARS = 4096
 """A user's pattern may be slow; it is not tried on more of a line than this."""
 
-_NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?)"
+SLOW_LINES = 20
+"""A pattern that was too slow for so many lines is not tried on any more."""
+
+_NUMBER = (
+    r"[-+]?(?:1\.#(?:qnan|snan|ind|inf)\d*|\d[\d,]*\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?"
+    r"|nan(?:\((?:ind|snan)\))?|inf(?:inity)?)"
+)
+_HALF = re.compile(rf"(?<!\\)\{{(?:{'|'.join(ROLES)})(?=\s|$)|(?<![\w{{])(?:loss|step)\}}")
 _NONFINITE = re.compile(r"\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
+_WINDOWS = re.compile(r"^[-+]?(?:1\.#(?:(inf)|\w+)|nan\(\w+\))\d*$", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 
 
@@ -64,6 +73,13 @@ class MetricsConfig(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> MetricsConfig:
+        if self.path is not None and not self.path.isprintable():
+            raise ValueError(f"path holds characters that no file name should: {self.path!r}")
+        for name, key in (("loss_key", self.loss_key), ("step_key", self.step_key)):
+            if key is not None and not words_of(key):
+                raise ValueError(f"{name} = {key!r} is no name")
+        if self.loss_key is not None and self.loss_key == self.step_key:
+            raise ValueError(f"loss_key and step_key are both {self.loss_key!r}")
         if self.source == "stdout" and self.path is not None:
             raise ValueError('path is given, but source is not (try source = "file")')
         if self.source != "stdout" and self.path is None:
@@ -79,19 +95,42 @@ class MetricsConfig(BaseModel):
         return MetricsConfig(pattern=self.pattern, loss_key=self.loss_key, step_key=self.step_key)
 
 
+Search = Callable[[re.Pattern[str], str], re.Match[str] | None]
+"""Finds a pattern in a text; raises TimeoutError when it takes too long."""
+
+
 class Given:
     """The names that the user has given; without any of them it changes nothing."""
 
-    def __init__(self, config: MetricsConfig) -> None:
+    def __init__(self, config: MetricsConfig, search: Search = re.Pattern.search) -> None:
+        """`search` tries the user's pattern, and knows an end."""
+        self._search = search
+        self._slow_lines = 0
         self._pattern = None if config.pattern is None else _compiled(config.pattern)
         self._loss, self._step = config.loss_key, config.step_key
         self._loss_words = words_of(config.loss_key or "")
         self._step_words = words_of(config.step_key or "")
         self._find_loss = None if self._loss is None else _key_pattern(self._loss)
         self._find_step = None if self._step is None else _key_pattern(self._step)
-        self.has_pattern = self._pattern is not None
         self.has_keys = bool(self._loss or self._step)
         self.means: Meaning = self._meaning if self.has_keys else meaning
+
+    @property
+    def has_pattern(self) -> bool:
+        """Whether a pattern says what is a record."""
+        return self._pattern is not None
+
+    @property
+    def is_too_slow(self) -> bool:
+        """Whether there was a pattern, and it was given up."""
+        return self._slow_lines >= SLOW_LINES
+
+    @property
+    def hint(self) -> str:
+        """What was given and has not been found, in words."""
+        if self.has_pattern:
+            return ", the pattern fits none of them"
+        return f", none names loss_key = {self._loss!r}" if self._loss else ""
 
     def names_loss(self, low: str) -> bool:
         """Whether this lower-case line holds the given name of the loss."""
@@ -130,9 +169,15 @@ class Given:
         """
         assert self._pattern is not None
         line = line[:MATCHED_CHARS]
-        found = self._pattern.search(line)
-        if found is None and _NONFINITE.search(line):
-            found = self._pattern.search(_NONFINITE.sub(_zero, line))
+        try:
+            found = self._search(self._pattern, line)
+            if found is None and _NONFINITE.search(line):
+                found = self._search(self._pattern, _NONFINITE.sub(_zero, line))
+        except TimeoutError:
+            self._slow_lines += 1
+            if self.is_too_slow:
+                self._pattern = None
+            return None
         if found is None:
             return None
         reading = Reading()
@@ -146,6 +191,8 @@ class Given:
 def _compiled(pattern: str) -> re.Pattern[str]:
     """The user's pattern with its placeholders filled in. Raises ValueError with a hint."""
     filled = _PLACEHOLDER.sub(lambda found: f"(?P<{found[1]}>{_NUMBER})", pattern)
+    if half := _HALF.search(filled):
+        raise ValueError(f"half a placeholder: {half[0]} (they have two braces: {{loss}})")
     try:
         compiled = re.compile(filled, re.IGNORECASE)
     except (re.error, RecursionError, OverflowError) as error:
@@ -184,7 +231,11 @@ def _with_loss(found: Reading | None, match: re.Match[str] | None, name: str) ->
 
 def _put(reading: Reading, role: str, text: str, *, name: str = "loss") -> None:
     """Set one number; what is no number is left out."""
-    value = to_number(text.strip().strip("\"'"))
+    text = text.strip().strip("\"'")
+    windows = _WINDOWS.match(
+        text
+    )  # as printed by Microsoft's C library: -nan(ind), 1.#QNAN, 1.#INF
+    value = (math.inf if windows[1] else math.nan) if windows else to_number(text)
     if value is None:
         return
     if role == "loss":

@@ -23,6 +23,7 @@ class HistoryDecoder:
 
     pending_bytes = 0
     cut_lines = 0
+    damage = ""
 
     def __init__(self) -> None:
         self.restart(mid_line=False)
@@ -45,15 +46,16 @@ class HistoryDecoder:
             at = _end(_BETWEEN, self._text, at)
             if at == len(self._text):
                 break
-            if self._text[at] != "{":
-                self._ended, at = True, len(self._text)
+            if self._text[at] == "]":
+                self._ended = True
                 break
             try:
                 entry, at = json.JSONDecoder().raw_decode(self._text, at)
             except (ValueError, RecursionError):
                 self._ended = len(self._text) - at > ENTRY_CHARS
                 break  # the rest of this entry is still to come
-            entries.append(json.dumps(entry))
+            if isinstance(entry, dict):
+                entries.append(json.dumps(entry))
         self._text = "" if self._ended else self._text[at:]
         return entries
 

@@ -16,33 +16,47 @@ from overnight.core.formats.text import (
     to_number,
 )
 
+PROTOCOL_EVENTS = frozenset(("hello", "checkpoint", "phase", "probe"))
+"""Lines of the worker protocol that are no metrics (docs/protocol.md)."""
+
 _PLAIN_ROLES = ("eval_loss", "grad_norm", "lr", "tokens_per_s", "epoch", "loss_scale")
 
 
-def read_json(line: str, *, means: Meaning = meaning) -> Reading | WorkerEvent | None:
-    """A line of the worker protocol, or of any JSON-lines log: one object with numbers in it."""
+def read_protocol(line: str, *, means: Meaning = meaning) -> Reading | WorkerEvent | None:
+    """A line of the worker protocol: an event, or an object with numbers in it."""
+    values = _object(line)
+    if values is None:
+        return None
+    event = values.get("event")
+    if isinstance(event, str) and event in PROTOCOL_EVENTS:
+        return WorkerEvent(event, values)
+    return _reading(values, means)
+
+
+def read_json(line: str, *, means: Meaning = meaning) -> Reading | None:
+    """A line of any JSON-lines log; `event` is a key like any other, as structlog has it."""
+    values = _object(line)
+    return None if values is None else _reading(values, means)
+
+
+def _object(line: str) -> dict[str, object] | None:
     if len(line) > MAX_LINE_CHARS:
         return None
     try:
-        value = json.loads(line)
+        values = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict):
-        return None
-    event = value.get("event")
-    if isinstance(event, str):
-        return WorkerEvent(event, value)
-    reading = _reading(value, means)
-    if reading is not None and value.get("skipped") is True:
-        reading.skipped = True
-    return reading
+    return values if isinstance(values, dict) else None
 
 
 def _reading(values: Mapping[str, object], means: Meaning) -> Reading | None:
     """The first value under each role; an object that names its split as evaluation is one."""
     reading, seen, losses = Reading(), False, []
+    others = []
     for name, value, text in _numbers(values):
         role, rank = means(name)
+        if role not in ("loss", "grad_norm"):
+            others.append(name)
         if role == "loss":
             losses.append((rank, Loss(name, value, text)))
             seen = True
@@ -61,6 +75,10 @@ def _reading(values: Mapping[str, object], means: Meaning) -> Reading | None:
         reading.losses = tuple(loss for _rank, loss in losses)
         reading.loss, reading.loss_key = best.value, best.name
         reading.digits = None if best.text is None else significant_digits(best.text)
+    elif seen:
+        reading.blank = _blank_loss(values, means)
+    reading.others = tuple(others)
+    reading.skipped = values.get("skipped") is True
     split = values.get("split", values.get("mode", values.get("phase")))
     if isinstance(split, str) and split.lower() in EVAL_WORDS and reading.loss is not None:
         return Reading(step=reading.step, eval_loss=reading.loss, epoch=reading.epoch)
@@ -87,9 +105,19 @@ def _numbers(
             yield from _numbers({f"{name}/{key}": inner for key, inner in item.items()}, depth + 1)
 
 
+def _blank_loss(values: Mapping[str, object], means: Meaning) -> str:
+    """The best training loss among the names that stand before `null`; "" without any."""
+    blank = [name for name, item in values.items() if item is None and means(name)[0] == "loss"]
+    for outer, item in values.items():
+        if isinstance(item, dict):
+            names = (f"{outer}/{name}" for name, inner in item.items() if inner is None)
+            blank += [name for name in names if means(name)[0] == "loss"]
+    return min(blank, key=lambda name: means(name)[1], default="")
+
+
 def read_line(
     line: str, *, decimal_comma: bool = False, means: Meaning = meaning
-) -> Reading | WorkerEvent | None:
+) -> Reading | None:
     """A line of which nothing is known: JSON where it looks like an object, text otherwise."""
     if line.startswith('{"'):
         found = read_json(line, means=means)

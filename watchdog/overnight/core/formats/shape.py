@@ -10,12 +10,13 @@ import math
 import re
 from dataclasses import dataclass
 
+from overnight.core.formats.blanks import Blanks
 from overnight.core.formats.columns import Columns
 from overnight.core.formats.given import Given, MetricsConfig
 from overnight.core.formats.joiner import Joiner
 from overnight.core.formats.jsonl import read_line
 from overnight.core.formats.names import PART_RANK, SIDE_RANK, are_adversarial
-from overnight.core.formats.reading import Reading, WorkerEvent
+from overnight.core.formats.reading import Reading
 from overnight.core.formats.steps import Familiar, Repeats, Steps
 from overnight.core.formats.tables import Table, choose, take
 from overnight.core.formats.text import clean, has_decimal_comma
@@ -62,8 +63,11 @@ _STYLES = {"bar": "progress bar", "row": "table"}
 class Shape:
     """Feed it every line of a log, in order; it answers with records, evaluations, progress."""
 
-    def __init__(self, given: Given | None = None) -> None:
-        """`given` holds the names that need not be learned."""
+    def __init__(
+        self, given: Given | None = None, *, of_file: bool = False, steps: Steps | None = None
+    ) -> None:
+        """`given` holds the names that need not be learned; the first line `of_file`, a metrics
+        file, is likely to name its columns; `steps`: where the counters stood at a resume."""
         self._given = given or Given(MetricsConfig())
         self._means = self._given.means
         self._key = _Key()
@@ -71,12 +75,14 @@ class Shape:
         self._line, self._number = "", 0
         self._rank: str | None = None
         self._last: tuple[float | None, ...] = ()
-        self._steps = Steps()
+        self.steps = steps or Steps()
         self._repeats = Repeats()
         self._familiar = Familiar()
         self._pending: Placed | None = None
         self._table = Table(self._means)
         self._columns = Columns(self._given)
+        self._blanks = Blanks()
+        self._first = of_file
         self._parts: set[str] = set()
         self.adversarial = False
         self._context: Reading = Reading()
@@ -102,7 +108,7 @@ class Shape:
         """The name of the number that is taken as the training loss."""
         return self._key.shown or None
 
-    def feed(self, line: str, number: int) -> list[Placed | WorkerEvent]:
+    def feed(self, line: str, number: int) -> list[Placed]:
         """What this line, with what was waiting for it, says."""
         self._number = number
         lines = self._joiner.feed(line)
@@ -110,45 +116,48 @@ class Shape:
             return self._feed(lines[0], number)
         return [found for each in lines for found in self._feed(each, number)]
 
-    def _feed(self, line: str, number: int) -> list[Placed | WorkerEvent]:
+    def _feed(self, line: str, number: int) -> list[Placed]:
         if "\x1b" in line or "\x08" in line:
             line = clean(line)
         self._line = line
         if self._given.has_pattern:
             return self._matched(line, number)
+        if self._first and line.strip():
+            self._first = line.startswith("#")  # of several comments the last may name columns
+            if self._columns.is_heading(line, first=True):
+                return []
         found = self._columns.read(line) or self._in_line_of_its_own(line)
-        plain = found is None or (not isinstance(found, WorkerEvent) and found.step is None)
+        plain = found is None or found.step is None
         if plain and self._columns.is_heading(line):
             found = None
         if found is None:
             if self._table and line.lstrip().startswith(("|", "│", "┃")):
                 return []  # a row without a number: `| train/        |       |`
             return self._flush() if self._pending or self._table else []
-        if isinstance(found, WorkerEvent):
-            return [found]
         if not self._comma and self._records < 50 and found.losses and has_decimal_comma(line):
             self._comma = True
             return self._feed(line, number)
         return self._read(found, number)
 
-    def end(self) -> list[Placed | WorkerEvent]:
+    def end(self) -> list[Placed]:
         """The record that was waiting for more, at the end of the output."""
         left = [found for each in self._joiner.end() for found in self._feed(each, self._number)]
         return left + self._flush()
 
     def heading(self, line: str) -> None:
         """The first line of a file of which the rest is old: it may name the columns."""
-        self._columns.is_heading(line)
+        self._columns.is_heading(line, first=True)
+        self._first = False
 
     # --- what was given ------------------------------------------------------------------------
 
-    def _matched(self, line: str, number: int) -> list[Placed | WorkerEvent]:
+    def _matched(self, line: str, number: int) -> list[Placed]:
         """With a pattern only the lines that it fits report a step; a skipped update is heard."""
         found = self._given.match(line)
         if found is None:
             other = read_line(line)
-            skips = isinstance(other, Reading) and other.kind == "skip"
-            return self._skip(other, number) if skips and isinstance(other, Reading) else []
+            skips = other is not None and other.kind == "skip"
+            return self._skip(other, number) if skips and other is not None else []
         if found.epoch is not None and found.whole_epoch:
             self._epoch = int(found.epoch)
         if found.loss is None:
@@ -156,10 +165,12 @@ class Shape:
         self._key = _Key(found.loss_key or "", found.loss_key or "")
         return self._record(found, number)
 
-    def _in_line_of_its_own(self, line: str) -> Reading | WorkerEvent | None:
+    def _in_line_of_its_own(self, line: str) -> Reading | None:
         """A line without a heading above it; the given names win over those that we know."""
         found = read_line(line, decimal_comma=self._comma, means=self._means)
-        if not self._given.has_keys or line.startswith('{"') or isinstance(found, WorkerEvent):
+        if line.startswith('{"'):
+            return found and self._blanks.judge(found)
+        if not self._given.has_keys:
             return found
         if found is not None and found.kind not in ("", "bar"):
             return found
@@ -167,7 +178,7 @@ class Shape:
 
     # --- one line ------------------------------------------------------------------------------
 
-    def _read(self, found: Reading, number: int) -> list[Placed | WorkerEvent]:
+    def _read(self, found: Reading, number: int) -> list[Placed]:
         kind = found.kind
         if kind == "row":
             self._table.add(found.losses[0], number)
@@ -190,7 +201,7 @@ class Shape:
         if found.lr is not None:
             self.last_lr = found.lr
 
-    def _loss(self, found: Reading, number: int) -> list[Placed | WorkerEvent]:
+    def _loss(self, found: Reading, number: int) -> list[Placed]:
         pending = self._pending
         if pending is not None:
             names = {loss.name for loss in pending.reading.losses}
@@ -213,7 +224,7 @@ class Shape:
             return []
         return self._record(found, number) if self._is_the_loss(found) else []
 
-    def _without_loss(self, found: Reading, number: int) -> list[Placed | WorkerEvent]:
+    def _without_loss(self, found: Reading, number: int) -> list[Placed]:
         """Context for the records that follow, progress, or a record whose loss is gone."""
         pending = self._pending
         if pending is not None:
@@ -234,17 +245,17 @@ class Shape:
             _merge(self._context, found)
         return []
 
-    def _progress(self, found: Reading, number: int) -> list[Placed | WorkerEvent]:
+    def _progress(self, found: Reading, number: int) -> list[Placed]:
         if found.step is None or found.counted_to is None:
             return []
-        step = self._steps.absolute(
+        step = self.steps.absolute(
             -found.counted_to, found.step, counted_to=found.counted_to, epoch=self._epoch
         )
         if len(self._bars) < 16:
             self._bars[found.counted_to] = step
         return [Placed(Reading(step=step, kind="bar"), number)]
 
-    def _skip(self, found: Reading, number: int) -> list[Placed | WorkerEvent]:
+    def _skip(self, found: Reading, number: int) -> list[Placed]:
         scale = found.loss_scale
         if scale is not None and scale == self._scale and scale > 1:
             return []  # another rank says the same
@@ -254,7 +265,7 @@ class Shape:
 
     # --- blocks and tables ---------------------------------------------------------------------
 
-    def _flush(self) -> list[Placed | WorkerEvent]:
+    def _flush(self) -> list[Placed]:
         pending, self._pending = self._pending, None
         if pending is None:
             return self._flush_table() if self._table else []
@@ -263,7 +274,7 @@ class Shape:
             return []
         return self._record(pending.reading, pending.line)
 
-    def _flush_table(self) -> list[Placed | WorkerEvent]:
+    def _flush_table(self) -> list[Placed]:
         line = self._table.line
         found = self._table.take()
         return self._record(found, line) if found and self._is_the_loss(found) else []
@@ -304,7 +315,7 @@ class Shape:
             self._in_line = 0
         return True
 
-    def _record(self, found: Reading, number: int) -> list[Placed | WorkerEvent]:
+    def _record(self, found: Reading, number: int) -> list[Placed]:
         _merge(found, self._context)
         found.step = self._step_of(found)
         self._context, self._bars = Reading(), {}
@@ -353,7 +364,7 @@ class Shape:
 
     def _step_of(self, found: Reading) -> int | None:
         if found.step is not None and not self._repeats.are_endless:
-            return self._steps.absolute(
+            return self.steps.absolute(
                 found.rank, found.step, counted_to=found.counted_to, epoch=self._epoch
             )
         if self._bars:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
@@ -21,6 +21,9 @@ DOUBTS = 3
 SAME = 3
 """After so many records alike the words around their numbers are known."""
 
+MAX_TURNS = 10_000
+"""Epochs whose beginnings are remembered."""
+
 STUCK = 300
 """Nobody starts so many ranks on one box, nor redraws one step so often."""
 
@@ -34,6 +37,16 @@ class _Counter:
     stride: int = 1
     epoch: int | None = None
     offset: int = 0
+    turns: list[_Turn] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Where a counter began anew: from this step of the run on, this is added to it."""
+
+    step: int
+    epoch: int | None
+    offset: int
 
 
 class Steps:
@@ -58,7 +71,32 @@ class Steps:
                 counter.stride = count - counter.last
         counter.last, counter.epoch = count, epoch
         counter.largest = max(counter.largest, count)
-        return counter.offset + count
+        step = counter.offset + count
+        turns = counter.turns
+        if not turns or (turns[-1].offset, turns[-1].epoch) != (counter.offset, epoch):
+            del turns[:-MAX_TURNS]
+            turns.append(_Turn(step, epoch, counter.offset))
+        return step
+
+    def as_of(self, step: int) -> Steps:
+        """What was known at an earlier step of the run: for a script that resumes there.
+
+        Only of counters that did begin anew: others say themselves where they are.
+        """
+        earlier = Steps()
+        for rank, counter in self._counters.items():
+            turns = [turn for turn in counter.turns if turn.step <= step]
+            if not turns or len(counter.turns) == 1:
+                continue
+            last = turns[-1]
+            earlier._counters[rank] = replace(
+                counter,
+                last=step - last.offset,
+                epoch=last.epoch,
+                offset=last.offset,
+                turns=counter.turns[:],
+            )
+        return earlier
 
 
 def _epochs_passed(counter: _Counter, count: int, counted_to: int | None, epoch: int | None) -> int:
