@@ -59,7 +59,6 @@ class Fault(StrEnum):
 
 _SUDDEN = {Fault.LOSS_NONFINITE, Fault.GRAD_NONFINITE, Fault.LOSS_SPIKE, Fault.GRAD_SPIKE}
 NUMERIC_FAULTS = frozenset({*_SUDDEN, Fault.DIVERGENCE, Fault.COLLAPSE})
-
 _MEMBERS = {
     Family.NUMERIC: NUMERIC_FAULTS,
     Family.PROGRESS: {Fault.STALL, Fault.SLOWDOWN, Fault.LR_NOT_REDUCED},

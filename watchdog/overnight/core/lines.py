@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-LINE_BYTES = 1 << 14
+LINE_BYTES = 1 << 16
 """What is kept of one line; the rest of a longer one is read and forgotten."""
 
 

@@ -206,9 +206,10 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _key_pattern(key: str) -> re.Pattern[str]:
-    """A name, whole, and the number behind it: `MSE: 0.3`, `"mse"=0.3`, `mse 0.3/10`."""
+    """A name, whole, and the number behind it: `MSE: 0.3`, `"mse"=0.3`, `mse (ema) -> 0.3/10`."""
     return re.compile(
-        rf"(?<![\w/.-]){re.escape(key)}(?![\w/.-])[\"']?[ \t]{{0,8}}[:=|]?[ \t]{{0,8}}[\"'\[(]?"
+        rf"(?<![\w/.-]){re.escape(key)}(?![\w/.]|-\w)[\"']?[ \t]{{0,8}}"
+        r"(?:\([^()\d]{1,20}\)[ \t]{0,8})?(?:[:=|]|[-=]>|is|was|of)?[ \t]{0,8}[\"'\[(]?"
         rf"({_NUMBER})(?:/(\d+))?",
         re.IGNORECASE,
     )

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from overnight.core.formats.names import COUNTER_RANK, NAMED_RANK, SIDE_RANK, meaning
 from overnight.core.formats.reading import Kind, Loss, Reading
 
+LONG_CHARS, BEFORE_CHARS, BEHIND_CHARS = 2000, 120, 40
+"""Longer than any name before a number, and than what decides behind it."""
+
 MAX_STEP = 10**15
 """Larger counters are no steps (and float would round them)."""
 
+_NONFINITE = re.compile(r"\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
 _DIGIT = re.compile(r"\d")
 _UNITS = {"k": 1e3, "K": 1e3, "M": 1e6}
 _NUMBER = (
@@ -149,7 +153,7 @@ class Plan:
 def plan_of(line: str, parts: Sequence[str]) -> Plan:
     """Take a line apart. `parts` are its pieces: text and numbers by turns."""
     places = _places(parts)
-    ops = [_pair_op(found, places) for found in _PAIR.finditer(line) if meaning(found[1])[0]]
+    ops = [_pair_op(found, places) for found in _pairs(line, places) if meaning(found[1])[0]]
     kind: Kind = ""
     has_loss = any(op.role == "loss" for op in ops)
     if "%|" in line or "it/s" in line or "s/it" in line:
@@ -173,6 +177,21 @@ def plan_of(line: str, parts: Sequence[str]) -> Plan:
         evaluation=kind != "bar" and first is not None and _is_evaluation(line, first),
         running_mean="v_num=" in line,
     )
+
+
+def _pairs(line: str, places: Mapping[tuple[int, int], int]) -> Iterator[re.Match[str]]:
+    """The names with numbers; of a long line only what stands near a number is searched."""
+    if len(line) <= LONG_CHARS:
+        yield from _PAIR.finditer(line)
+        return
+    near = [*places, *(found.span() for found in _NONFINITE.finditer(line))]
+    begin = end = 0
+    for start, stop in sorted(near):
+        if start - BEFORE_CHARS > end:
+            yield from _PAIR.finditer(line, begin, end)
+            begin = max(line.rfind(" ", 0, start - BEFORE_CHARS), start - 2 * BEFORE_CHARS)
+        end = stop + BEHIND_CHARS
+    yield from _PAIR.finditer(line, begin, end)
 
 
 def _places(parts: Sequence[str]) -> dict[tuple[int, int], int]:

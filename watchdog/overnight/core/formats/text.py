@@ -14,7 +14,7 @@ from overnight.core.formats.reading import Reading
 
 __all__ = ["MAX_LINE_CHARS", "has_decimal_comma", "read_text", "significant_digits", "to_number"]
 
-MAX_LINE_CHARS = 16_384
+MAX_LINE_CHARS = 1 << 16
 """Longer lines are cut before reading: metrics stand at the start, and 1 MiB lines exist."""
 
 MAX_PLANS, MAX_PLAN_CHARS = 2048, 1000
