@@ -230,3 +230,36 @@ def test_a_file_that_is_written_anew_and_longer_begins_again(tmp_path: Path, old
     append(path, "0.1,3,2.3\n")
     assert following.next().lines == ("0.1,3,2.3",)
     following.end()
+
+
+def test_pipes_and_devices_are_passed_over(tmp_path: Path) -> None:
+    """Opening a pipe waits for ever, and a device has no end."""
+    os.mkfifo(tmp_path / "a.csv")
+    (tmp_path / "b.csv").symlink_to("/dev/zero")
+    following = Following(tmp_path / "*.csv")
+    append(tmp_path / "c.csv", "step,loss\n1,2.5\n")
+    assert following.next().lines == ("step,loss", "1,2.5")
+    assert following.end() == []
+
+
+def test_growth_without_lines_is_reported_too(tmp_path: Path) -> None:
+    """A sign of life; the head of the file is told with its first line."""
+    path = tmp_path / "events.out.tfevents.1"
+    following = Following(path, EventDecoder, "whole")
+    append(path, "x")
+    first = following.chunks.next()
+    assert (first.lines, first.begins) == ((), False)
+    following.end()
+
+
+def test_damage_is_told_once(tmp_path: Path) -> None:
+    """With the name of the file."""
+    path = tmp_path / "events.out.tfevents.1"
+    following = Following(path, EventDecoder, "whole")
+    append(path, "no event file, for sure")
+    assert following.chunks.next().damage == (
+        f"{path} is damaged at byte 0; nothing behind it is read"
+    )
+    append(path, "more of it")
+    assert following.chunks.next().damage == ""
+    following.end()

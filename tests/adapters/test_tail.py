@@ -50,7 +50,7 @@ def test_lines_do_not_depend_on_how_the_bytes_arrive(data: bytes, draw: st.DataO
 
 
 def test_a_long_line_is_cut_and_the_next_is_whole() -> None:
-    """1 MiB without a line end costs 16 KiB and one line."""
+    """1 MiB without a line end costs 64 KiB and one line."""
     splitter = LineSplitter()
     for _ in range(16):
         assert splitter.feed(b"x" * (1 << 16)) == []

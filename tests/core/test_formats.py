@@ -307,3 +307,38 @@ def test_a_number_that_is_none_is_not_part_of_a_name(text: str) -> None:
     assert found.loss is not None
     assert not math.isfinite(found.loss)
     assert found.step == 330
+
+
+FILLERS = [
+    "lorem ipsum dolor ",
+    "information about nano ",
+    "x" * 300 + " ",
+    "a=b, c: d; ",
+    "\u4e2d\u6587 ",
+]
+RECORDS = [
+    "step 7 loss 2.5",
+    "| global step: 7 | lm loss: 2.5E+00 | grad norm: 1.5 |",
+    "{'loss': 2.5, 'step': 7}",
+    "step: 7, train/loss: nan",
+    "iter=7 loss=-inf lr=1e-4",
+]
+
+
+@given(
+    st.sampled_from(RECORDS),
+    st.lists(st.sampled_from(FILLERS), max_size=8),
+    st.lists(st.sampled_from(FILLERS), max_size=8),
+    st.integers(1, 40),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_long_line_says_what_a_short_one_says(
+    record: str, before: list[str], behind: list[str], times: int
+) -> None:
+    """However many words stand around the numbers."""
+    short = read_line(f"words {record} ")
+    long = read_line("".join(before) * times + record + " " + "".join(behind) * times)
+    assert isinstance(short, Reading)
+    assert isinstance(long, Reading)
+    numbers = [repr((r.step, r.loss, r.grad_norm, r.lr)) for r in (short, long)]
+    assert numbers[0] == numbers[1]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from overnight.core.formats.given import Given, MetricsConfig
+from overnight.core.formats.given import SLOW_LINES, Given, MetricsConfig
 from overnight.core.formats.shape import Placed, Shape
 
 
@@ -90,6 +90,41 @@ def test_given_keys_win_over_known_names(line):
     assert records([line], loss_key="objective", step_key="tick") == [(7, 2.5)]
 
 
+@pytest.mark.parametrize("mark", [": ", " = ", "\t", " -> ", " => ", " | ", " is ", " (ema): "])
+def test_given_keys_stand_before_their_number_in_many_ways(mark):
+    """Each way in which somebody prints a name and its number."""
+    assert records([f"step 7 objective{mark}2.5 now"], loss_key="objective") == [(7, 2.5)]
+
+
+@pytest.mark.parametrize("text", ["-nan(ind)", "nan(snan)", "1.#QNAN", "-1.#IND00"])
+def test_a_pattern_knows_the_nan_of_other_systems(text):
+    """Microsoft's C library prints such."""
+    [(step, loss)] = records([f"7 {text}"], pattern="^{step} {loss}$")
+    assert step == 7
+    assert math.isnan(loss)
+    [(_step, large)] = records(["7 1.#INF"], pattern="^{step} {loss}$")
+    assert large == math.inf
+
+
+def test_a_pattern_that_takes_too_long_is_given_up():
+    """Each slow line is passed over; after a few the general reader takes over."""
+    tried = []
+
+    def search(pattern, text):
+        tried.append(text)
+        if "slow" in text:
+            raise TimeoutError
+        return pattern.search(text)
+
+    given = Given(MetricsConfig(pattern="^{step} {loss}$"), search)
+    shape = Shape(given)
+    lines = ["1 2.5", *["slow"] * SLOW_LINES, "step 2 loss 2.4"]
+    found = [r for number, line in enumerate(lines) for r in shape.feed(line, number)]
+    assert [(r.reading.step, r.reading.loss) for r in found] == [(1, 2.5), (2, 2.4)]
+    assert given.is_too_slow
+    assert len(tried) == 1 + SLOW_LINES
+
+
 def test_given_keys_are_whole_names():
     """`loss` is not the end of `val_loss`, nor the beginning of `loss_scale`."""
     lines = ["step 1 val_loss 9 loss_scale 8 my_loss 7 loss 2.5", "step 2 val_loss 9"]
@@ -125,6 +160,12 @@ def test_a_given_step_that_counts_to_a_total_begins_anew_with_it():
         ({"path": "x.csv"}, 'source = "file"'),
         ({"source": "wandb"}, "'stdout', 'file'"),
         ({"loss_key": ""}, "at least 1 character"),
+        ({"loss_key": " / "}, "is no name"),
+        ({"loss_key": "x", "step_key": "x"}, "are both 'x'"),
+        ({"source": "file", "path": "a\0b"}, "no file name"),
+        ({"pattern": "loss {loss"}, "two braces"),
+        ({"pattern": "loss {loss} {step"}, "two braces"),
+        ({"pattern": "loss step} {loss}"}, "two braces"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_a_hint(config, words):

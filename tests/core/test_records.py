@@ -257,3 +257,110 @@ def test_a_file_without_steps_that_is_written_anew_gives_each_row_once() -> None
     other = worker.file(",loss", "0,2.5", "1,2.4", at=9.0, begins=True)
     assert [(r.step, r.loss) for r in other] == [(7, 2.5), (8, 2.4)]
     assert [r.loss for r in worker.file("2,2.3", at=10.0)] == [2.3]
+
+
+def continued(lines: list[str], resumed_step: int, more: list[str], **config: Any) -> list[int]:
+    """The steps of an attempt that resumes there, after one that has printed these lines."""
+    first = Worker(**config)
+    first.log(*lines)
+    second = Worker(attempt=2, resumed_step=resumed_step, before=first.stream, **config)
+    return steps(second.log(*more))
+
+
+def epochs(form: str, *ranges: tuple[int, int, int]) -> list[str]:
+    """Lines of epochs: (epoch, first, last), in steps of ten."""
+    return [
+        form.format(e=epoch, n=n)
+        for epoch, first, last in ranges
+        for n in range(first, last + 1, 10)
+    ]
+
+
+FORMS = [
+    "epoch {e} step {n}/100 loss 2.5",
+    "[{n}/100] loss 2.5",
+    "epoch {e} iter {n} loss 2.5",
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("resumed", "more", "expected"),
+    [
+        (150, (1, 60, 100), [160, 170, 180, 190, 200]),  # in the middle of an epoch
+        (200, (2, 10, 30), [210, 220, 230]),  # at the end of one
+        (230, (2, 40, 60), [240, 250, 260]),  # in the one that had begun
+        (300, (3, 10, 20), [310, 320]),  # in one that had not
+    ],
+)
+def test_counters_go_on_after_a_resume(form, resumed, more, expected) -> None:
+    """The first attempt has shown that they begin anew with each epoch."""
+    before = epochs(form, (0, 10, 100), (1, 10, 100), (2, 10, 100))
+    assert continued(before, resumed, epochs(form, more)) == expected
+
+
+def test_a_counter_that_never_began_anew_says_itself_where_it_is() -> None:
+    """So that a script that ignores its checkpoint is seen to start from the head."""
+    before = epochs("step {n} loss 2.5", (0, 10, 250))
+    assert continued(before, 250, ["step 260 loss 2.5"]) == [260]
+    assert continued(before, 250, ["step 10 loss 2.5"]) == [10]
+    printed = epochs(FORMS[0], (0, 10, 100), (1, 10, 50))
+    assert continued(printed, 150, epochs(FORMS[0], (0, 10, 20))) == [10, 20]
+
+
+def test_counters_go_on_over_an_attempt_that_printed_nothing() -> None:
+    first = Worker()
+    first.log(*epochs(FORMS[0], (0, 10, 100), (1, 10, 100)))
+    second = Worker(attempt=2, resumed_step=150, before=first.stream)
+    third = Worker(attempt=3, resumed_step=150, before=second.stream)
+    assert steps(third.log(*epochs(FORMS[0], (1, 60, 80)))) == [160, 170, 180]
+
+
+def test_a_run_that_is_not_understood_is_told_once() -> None:
+    """After five minutes, with what was given and is of no use."""
+    worker = Worker()
+    worker.log(*["something"] * 30, at=10.0)
+    assert worker.stream.advise(299.0) == ""
+    assert "30 lines of worker.log say no training loss" in worker.stream.advise(301.0)
+    assert worker.stream.advise(999.0) == ""
+    assert Worker().stream.advise(999.0) == ""  # a script that prints nothing
+    understood = Worker()
+    understood.log("step 1 loss 2.5", *["something"] * 30)
+    assert understood.stream.advise(999.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"loss_key": "objective"}, "none names loss_key = 'objective'"),
+        ({"pattern": "^{loss}$"}, "the pattern fits none of them"),
+    ],
+)
+def test_what_was_given_in_vain_is_named(config: dict[str, str], words: str) -> None:
+    worker = Worker(metrics=MetricsConfig.model_validate(config))
+    worker.log(*["step 3 loss 2.5"] * 30)
+    assert words in worker.stream.advise(301.0)
+
+
+def test_a_path_without_anything_new_is_named() -> None:
+    worker = Worker(metrics=CSV)
+    worker.log(*["something"] * 30)
+    assert "path = 'metrics.csv'" in worker.stream.advise(301.0)
+
+
+def test_a_pattern_that_was_given_up_is_told() -> None:
+    def slow(_pattern: object, _text: str) -> None:
+        raise TimeoutError
+
+    worker = Worker(metrics=MetricsConfig(pattern="{loss}"), search=slow)
+    worker.log(*["x"] * 30)
+    assert "takes too long" in worker.stream.advise(1.0)
+    assert worker.stream.advise(2.0) == ""
+
+
+def test_a_null_in_the_metrics_file_is_nan() -> None:
+    """Some JSON writers know no NaN."""
+    worker = Worker()
+    worker.metrics(*jsonl(1, 2, 3, 4, 5))
+    [record] = worker.metrics('{"step": 6, "loss": null}')
+    assert repr(record.loss) == "nan"

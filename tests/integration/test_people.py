@@ -261,3 +261,14 @@ def test_secrets_are_not_printed_anywhere(box):
 def test_module_form_works(box):
     """`python -m overnight --version`."""
     assert "overnight" in box.call([*OVERNIGHT, "--version"]).out
+
+
+def test_a_metrics_path_that_cannot_be_read_is_refused(box):
+    """A directory: exit 2 with a hint, nothing left behind."""
+    (box.workdir / "logs").mkdir()
+    (box.workdir / "overnight.toml").write_text('[metrics]\nsource = "file"\npath = "logs/"\n')
+    done = box.run(box.command(), resume=None)
+    assert done.status == 2
+    assert "'logs/' is a directory" in done.err
+    assert 'path = "logs/*.csv"' in done.err
+    assert not (box.state / "night").exists()

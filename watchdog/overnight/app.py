@@ -78,6 +78,7 @@ def supervise(order: Order) -> int:
     Raises UsageError for everything that must be right before anything is started.
     """
     _check_command(order)
+    _check_metrics(order)
     receivers = load_receivers(order.config.notify.receivers)
     wrong = unusable(receivers)
     if wrong:
@@ -98,6 +99,17 @@ def _check_command(order: Order) -> None:
         found = shutil.which(str(order.workdir / program))
     if found is None:
         raise UsageError(f"cannot run {program}: no such program", hint="check the command")
+
+
+def _check_metrics(order: Order) -> None:
+    path = order.config.metrics.path
+    if path is None or "*" in path:
+        return
+    place = Path(order.workdir, Path(path).expanduser())
+    if place.exists() and not place.is_file():
+        what = "is a directory" if place.is_dir() else "is no regular file"
+        hint = f'a file or a glob, such as path = "{path.rstrip("/")}/*.csv"'
+        raise UsageError(f"[metrics] path = {path!r} {what}", hint=hint)
 
 
 def _locked(order: Order) -> RunLock:
@@ -305,13 +317,9 @@ def _script_files(order: Order) -> Place | None:
     metrics = order.config.metrics
     if metrics.source == "stdout" or metrics.path is None:
         return None
-    path = Path(metrics.path).expanduser()
-    if Path(order.workdir, path).is_dir():
-        hint = f'a file or a glob, such as path = "{metrics.path.rstrip("/")}/*"'
-        raise UsageError(f"[metrics] path = {metrics.path!r} is a directory", hint=hint)
     here = glob.escape(str(order.workdir.absolute()))
     return Place(
-        pattern=str(Path(here, path)),
+        pattern=str(Path(here, Path(metrics.path).expanduser())),
         decoder=DECODERS[metrics.source],
         change=CHANGES[metrics.source],
     )

@@ -16,7 +16,9 @@ from overnight.core.formats.reading import Loss, Reading
 MAX_COLUMNS, MAX_CSV_COLUMNS = 60, 1000
 _GAP = re.compile(r"\s{2,}|\t")
 _HEADING = re.compile(r"[A-Za-z_][\w/.\-#()% ]*")
-_ASSIGNED = re.compile(r"[:=]\s*[\"']?(?:[-+]?\.?\d|nan\b|inf\b)", re.IGNORECASE)
+_ASSIGNED = re.compile(
+    r"[{\[\s]*[\"']?[\w ./@\-]*[\"']?\s*[:=]\s*[\"']?(?:[-+]?\.?\d|nan\b|inf\b)", re.IGNORECASE
+)
 # YOLOv5 and v7 call the parts of the loss by their bare names.
 _YOLO = {"box": "box_loss", "obj": "obj_loss", "cls": "cls_loss", "total": "total_loss"}
 _SPACY = {"E": ("epoch", 0), "#": ("step", NAMED_RANK)}  # E    #       LOSS TOK2VEC  LOSS NER
@@ -117,7 +119,7 @@ def _are_names(names: Sequence[str], separator: str) -> bool:
     """Whether these may name columns: none is a number, nor has one."""
     if len(names) > (MAX_CSV_COLUMNS if separator else MAX_COLUMNS):
         return False
-    if any(_number(name) is not None or _ASSIGNED.search(name) for name in names):
+    if any(_number(name) is not None or _ASSIGNED.match(name) for name in names):
         return False
     return bool(separator) or all(_HEADING.fullmatch(name) or name in ("", "#") for name in names)
 
@@ -134,9 +136,7 @@ def _split(line: str, separator: str) -> list[str]:
     """The cells of a row, without the blanks around them."""
     if separator == " ":
         return line.split()
-    if separator == "\t":
-        return [cell.strip() for cell in line.strip(" \r\n").split("\t")]
-    line = line.strip()
+    line = line.strip(" \r\n" if separator == "\t" else None)
     if not separator:
         return _GAP.split(line)
     if '"' in line:

@@ -75,14 +75,14 @@ def _reading(values: Mapping[str, object], means: Meaning) -> Reading | None:
         reading.losses = tuple(loss for _rank, loss in losses)
         reading.loss, reading.loss_key = best.value, best.name
         reading.digits = None if best.text is None else significant_digits(best.text)
-    elif seen:
+    else:
         reading.blank = _blank_loss(values, means)
     reading.others = tuple(others)
     reading.skipped = values.get("skipped") is True
     split = values.get("split", values.get("mode", values.get("phase")))
     if isinstance(split, str) and split.lower() in EVAL_WORDS and reading.loss is not None:
         return Reading(step=reading.step, eval_loss=reading.loss, epoch=reading.epoch)
-    return reading if seen else None
+    return reading if seen or reading.blank else None
 
 
 def _numbers(
