@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fakes import World, checkpoint, chunk, dies, do, line, wait
+from fakes import World, checkpoint, chunk, dies, do, line, steps, wait
 
 LIMITS = {"detect": {"stall": {"first_s": 60, "floor_s": 60}}}
 
@@ -78,3 +78,18 @@ def test_damage_of_a_file_is_said():
     world = World([do(damaged), dies(code=0)])
     world.supervise()
     assert world.said("warning: m is damaged at byte 7")
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_an_announced_change_of_data_is_no_fault(announced):
+    """A longer context: the loss is half as high again from there on."""
+
+    def rebase(world):
+        said = '{"event": "rebase", "why": "8k context"}'
+        if announced:
+            world.put(replace(chunk(world, said), source="metrics"))
+
+    world = World([steps(1, 200), do(rebase), steps(201, 400, loss=3.0), dies(code=0)])
+    world.supervise()
+    assert ("announced (8k context)" in " ".join(world.happened)) is announced
+    assert bool(world.incidents) is not announced

@@ -10,6 +10,7 @@ from overnight.core.formats import WorkerEvent
 from overnight.core.lifecycle import Event, State
 from overnight.core.lines import LINE_BYTES
 from overnight.core.probe import is_poisoned, skipped_verdict
+from overnight.core.text import one_line
 from overnight.supervisor.attempt import Attempt
 from overnight.supervisor.journal import Journal
 from overnight.supervisor.judging import Judge
@@ -100,6 +101,10 @@ class Reader:
             self._probe(fields, attempt)
         elif event.name == "phase":
             attempt.stall.phase(str(fields.get("name", "")), at=at)
+        elif event.name == "rebase":
+            attempt.panel.rebase()
+            why = one_line(str(fields.get("why", "")), limit=80) or "no reason given"
+            self._effects.say(f"a change was announced ({why}): the level of the loss starts anew")
         elif event.name == "checkpoint" and isinstance(fields.get("path"), str):
             step = fields.get("step")
             known_step = step if isinstance(step, int) else None

@@ -16,7 +16,7 @@ from overnight.core.formats.text import (
     to_number,
 )
 
-PROTOCOL_EVENTS = frozenset(("hello", "checkpoint", "phase", "probe"))
+PROTOCOL_EVENTS = frozenset(("hello", "checkpoint", "phase", "rebase", "probe"))
 """Lines of the worker protocol that are no metrics (docs/protocol.md)."""
 
 _PLAIN_ROLES = ("eval_loss", "grad_norm", "lr", "tokens_per_s", "epoch", "loss_scale")
