@@ -32,6 +32,9 @@ CONFIG = {"probe": {"enabled": True}}
 NO_FLAGS = {**CONFIG, "checkpoints": {"confirm_steps": 100}}
 
 
+GOES_ON = [line(f"Step {n} | Loss: nan | LR: 1.000e-03") for n in range(263, 270)]
+
+
 def obeys(step: int = 263, snapshot: int = 150):
     """The probe has gone back."""
     return probe_says(rollback=1, ok=True, step=step, snapshot_step=snapshot)
@@ -93,10 +96,11 @@ def test_what_still_comes_while_it_is_asked_changes_nothing():
     "answer",
     [
         [probe_says(rollback=1, ok=False, step=263, why="snapshots of steps: none")],
-        [wait(60)],
-        [probe_says(off="KeyError: 1"), wait(60)],
+        [*GOES_ON, wait(60)],
+        [wait(1000)],
+        [probe_says(off="KeyError: 1"), wait(2)],
     ],
-    ids=["refused", "silent", "switched off"],
+    ids=["refused", "silent", "hangs", "switched off"],
 )
 def test_a_probe_that_does_not_obey_is_killed_and_resumed(answer):
     """Where there is a resume route the ladder goes on with it."""
@@ -110,11 +114,20 @@ def test_a_probe_that_does_not_obey_is_killed_and_resumed(answer):
 
 def test_without_a_route_a_probe_that_does_not_obey_means_halt():
     """The checkpoint is kept safe, and nothing is relaunched."""
-    run = world(wait(60), config=NO_FLAGS)
+    run = world(*GOES_ON, wait(60), config=NO_FLAGS)
     assert run.supervise() == 1
     assert len(run.launches) == 1
     (incident,) = run.incidents.values()
     assert (incident.action, incident.needs_you) == ("halt", True)
+
+
+def test_an_evaluation_in_between_is_no_refusal():
+    """Without an update the probe cannot obey, and nothing gets worse."""
+    run = world(wait(600), obeys(), steps(264, 300, lr=0.0005), dies(code=0))
+    assert run.supervise() == 0
+    assert len(run.launches) == 1
+    (incident,) = run.incidents.values()
+    assert incident.outcome.startswith("went back in place")
 
 
 def test_an_order_that_cannot_be_written_is_not_waited_for():

@@ -43,7 +43,9 @@ class InPlace:
         )
         run.clip = "auto"
         recovery.phase = Phase.IN_PLACE
-        recovery.deadline = self._effects.clock() + IN_PLACE_S + 10 * self._usual_gap_s()
+        recovery.asked_at = self._effects.clock()
+        recovery.records_when_asked = attempt.records
+        recovery.deadline = recovery.asked_at + IN_PLACE_S + 10 * self._usual_gap_s()
         recovery.order = order.number
         self._effects.write_control(run.settings.directory / "control.json", order.control())
 
@@ -51,6 +53,18 @@ class InPlace:
         records = list(self._run.records)[-50:]
         gaps = [b.at - a.at for a, b in pairwise(records)]
         return median(gaps) if gaps else 0.0
+
+    def is_refused(self, recovery: Recovery, at: float) -> bool:
+        """Whether an answer is no longer to be waited for.
+
+        Without an update there can be none, and nothing gets worse: an evaluation or a save may
+        take as long as any that is no stall.
+        """
+        attempt = self._run.attempt
+        if attempt is None or at < recovery.deadline:
+            return False
+        went_on = attempt.records > recovery.records_when_asked
+        return went_on or at - recovery.asked_at > attempt.stall.limit_s
 
     def answered(self, recovery: Recovery, said: Mapping[str, Any]) -> str:
         """What the probe says of an order: "" where it has obeyed, else why it has not."""

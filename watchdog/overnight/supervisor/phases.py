@@ -62,5 +62,7 @@ class Recovery:
     cooling: Cooling | None = None
     cooled: bool = False
     order: int = 0
+    asked_at: float = 0.0
+    records_when_asked: int = 0
     snapshot_step: int | None = None
     snapshot_utc: float | None = None

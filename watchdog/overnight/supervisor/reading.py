@@ -118,6 +118,8 @@ class Reader:
             self._effects.say(for_people)
         if said.get("optimizers") and not attempt.levels_ignored:
             self._ignore_levels(attempt)
+        if "off" in said:
+            self._recoverer.probe_is_off()
         if "rollback" in said:
             self._recoverer.answered(said)
 

@@ -120,6 +120,11 @@ class Recoverer:
         else:
             self._passed("back in place")
 
+    def probe_is_off(self) -> None:
+        """The probe has switched itself off: it obeys no more."""
+        if self.is_going_back:
+            self._leave_place("the probe has switched itself off")
+
     def _leave_place(self, why: str) -> None:
         """In place it does not work: on with the ladder, which ends this process."""
         recovery, run = self.current, self._run
@@ -193,7 +198,7 @@ class Recoverer:
         recovery = self.current
         if recovery is None:
             return
-        if recovery.phase is Phase.IN_PLACE and at >= recovery.deadline:
+        if recovery.phase is Phase.IN_PLACE and self._in_place.is_refused(recovery, at):
             self._leave_place("the probe has not answered")
         if recovery.phase is Phase.STOPPING:
             self._stopping(recovery, at)
