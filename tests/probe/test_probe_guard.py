@@ -93,3 +93,19 @@ def test_a_falling_or_a_lost_loss(first):
     assert not calm.allows()
     calm.observe(first - 1)
     assert calm.allows()
+
+
+def test_a_fixed_norm_holds_beside_auto():
+    """A rollback turns `auto` on: it may be stricter than what was asked for, not laxer."""
+    clip = Clip("1.0")
+    for _ in range(100):
+        clip.observe(50.0)
+    clip.change("auto")
+    assert clip.bound() == 1.0
+    clip.change("off")
+    assert clip.bound() is None
+    low = Clip("100.0")
+    for _ in range(100):
+        low.observe(2.0)
+    low.change("auto")
+    assert low.bound() < 3.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import weakref
 
 import pytest
@@ -184,3 +185,63 @@ def test_snapshots_are_spaced(probed):
     rare, other = probed(snapshot_s=3600), network()
     train(other, torch.optim.SGD(other.parameters(), lr=0.1), range(1, 9))
     assert rare.probe._back.ring.steps == [1]
+
+
+class Gathers(torch.optim.SGD):
+    """Keeps lists in its state and a counter in its groups, as Shampoo and schedule-free do."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+            for p in group["params"]:
+                state = self.state[p]
+                state.setdefault("sums", [torch.zeros_like(p)])[0].add_(p.detach())
+
+
+def test_lists_and_counters_go_back_too(probed):
+    """And a state that was loaded anew in between: its tensors are others."""
+    probe, model = probed(), network()
+    optimizer = Gathers(model.parameters(), lr=0.1, momentum=0.9)
+    train(model, optimizer, [1, 2])
+    weight = model[0].weight
+    kept = (optimizer.state[weight]["sums"][0].clone(), optimizer.param_groups[0]["k"])
+    momentum = optimizer.state[weight]["momentum_buffer"].clone()
+    train(model, optimizer, [3])
+    rolled_back(probe, 1, before=3)
+    train(model, optimizer, [4])  # the update that the order comes with is left out
+    assert torch.equal(optimizer.state[weight]["sums"][0], kept[0] + weight)
+    assert torch.equal(optimizer.state[weight]["momentum_buffer"], momentum)
+    assert optimizer.param_groups[0]["k"] == kept[1] + 1
+
+
+def test_a_state_that_was_loaded_in_between_goes_back(probed):
+    """`load_state_dict` makes new tensors; and the snapshot is not handed out itself."""
+    probe, model = probed(), network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    train(model, optimizer, [1, 2])
+    weight = model[0].weight
+    kept = optimizer.state[weight]["exp_avg"].clone()
+    train(model, optimizer, [3])
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    rolled_back(probe, 1, before=3)
+    train(model, optimizer, [4])
+    assert torch.equal(optimizer.state[weight]["exp_avg"], kept)
+    train(model, optimizer, [5])
+    rolled_back(probe, 2, before=3)
+    train(model, optimizer, [6])
+    assert torch.equal(optimizer.state[weight]["exp_avg"], kept)
+
+
+def test_a_mask_of_infinities_is_sound():
+    """An attention mask among the buffers; an infinity that was not there before is not."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    model.register_buffer("mask", torch.full((4, 4), -math.inf).triu(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ring = Ring(torch, keep=3, max_bytes=0)
+    for step in (1, 2):
+        train(model, optimizer, [step])
+        ring.take(step, [optimizer])
+    model[1].running_var[0] = math.inf
+    ring.take(3, [optimizer])
+    assert ring.sound_steps(before_step=9) == [1, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,12 @@ import pytest
 from fakes import World, checkpoint, chunk, dies, do, line, steps, wait
 
 LIMITS = {"detect": {"stall": {"first_s": 60, "floor_s": 60}}}
+
+
+def probe_says(**values):
+    """An event of the probe, in the metrics file."""
+    said = json.dumps({"event": "probe", **values})
+    return lambda world: world.put(replace(chunk(world, said), source="metrics"))
 
 
 def epoch(number, first, last):
@@ -92,4 +99,27 @@ def test_an_announced_change_of_data_is_no_fault(announced):
     world = World([steps(1, 200), do(rebase), steps(201, 400, loss=3.0), dies(code=0)])
     world.supervise()
     assert ("announced (8k context)" in " ".join(world.happened)) is announced
+    assert bool(world.incidents) is not announced
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_probe_that_does_not_join_is_told(joined):
+    """`python -I`, a container, JAX: the worker is watched from outside, and one should know."""
+    script = [probe_says(hello=1, optimizer="SGD", ranks=1)] if joined else []
+    world = World([*script, steps(1, 100), dies(code=0)], config={"probe": {"enabled": True}})
+    world.supervise()
+    told = [entry for entry in world.happened if "has not joined" in entry]
+    assert len(told) == (0 if joined else 1)
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_another_model_in_the_same_process_is_no_fault(announced):
+    """The next fold of a cross-validation begins with the loss of an untrained model."""
+    hello = probe_says(hello=1, optimizer="SGD", ranks=1)
+    second = [hello] if announced else []
+    world = World(
+        [hello, steps(1, 200), *second, steps(201, 400, loss=4.0), dies(code=0)],
+        config={"probe": {"enabled": True}},
+    )
+    world.supervise()
     assert bool(world.incidents) is not announced

@@ -53,12 +53,17 @@ class Clip:
 
     def __init__(self, how: str) -> None:
         self._auto = AutoClip()
+        self._fixed: float | None = None
         self.change(how)
 
     def change(self, how: str) -> None:
-        """Take another rule; the statistics of `auto` are kept in any case. Raises ValueError."""
+        """Take another rule; the statistics of `auto` are kept in any case. Raises ValueError.
+
+        A fixed norm that was there before `auto` still holds.
+        """
         self._how = how
-        self._fixed = None if how in ("off", "auto", "") else float(how)
+        if how != "auto":
+            self._fixed = None if how in ("off", "") else float(how)
 
     def observe(self, norm: float) -> None:
         """A norm before clipping."""
@@ -66,7 +71,8 @@ class Clip:
 
     def bound(self) -> float | None:
         """The norm to clip to, None for none."""
-        return self._auto.bound() if self._how == "auto" else self._fixed
+        bounds = (self._fixed, self._auto.bound() if self._how == "auto" else None)
+        return min((bound for bound in bounds if bound is not None), default=None)
 
 
 RISE = 0.25

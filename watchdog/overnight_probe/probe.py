@@ -18,9 +18,20 @@ from overnight_probe.going_back import GoingBack
 from overnight_probe.guard import Clip
 from overnight_probe.ranks import Ranks
 from overnight_probe.readback import Readback
-from overnight_probe.update import Seen, hide_gradients, is_sharded, rate_of, scale_rates, undo
+from overnight_probe.update import (
+    Seen,
+    hide_gradients,
+    is_sharded,
+    rate_of,
+    scale_rates,
+    shares_parameters,
+    undo,
+)
 
 VERSION = 1
+
+HANDOVER_UPDATES = 300
+"""So many updates of others without one of the leading optimizer: it has done its part."""
 
 
 def harmless(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,6 +69,8 @@ class Probe:
         self._rolled = 0
         self._skipped = 0
         self._leader: Any = None
+        self._without_leader = 0
+        self._scaled: set[int] = set()
         self._steps = 0
         self._last_at: float | None = None
         self._endings: list[Callable[[], None]] = []
@@ -177,6 +190,11 @@ class Probe:
 
     def _prepare(self, optimizer: Any) -> None:
         seen = self._of(optimizer)
+        if seen.depth and not self._losses:
+            seen.depth += 1  # this `step` was called by another one, which is prepared
+            return
+        self._take_back(seen)
+        seen.depth = 1
         step = self._settings.first_step + self._steps + 1
         orders = self._control.read(step)
         if orders.clip and orders.clip != self._settings.clip:
@@ -197,17 +215,22 @@ class Probe:
             hide_gradients(optimizer, seen)
         else:
             self._clip_to_bound(grads, norm)
-        scale_rates(optimizer, scale, seen)
+        scale_rates(optimizer, scale, seen, self._scaled)
+        if not seen.leads:
+            self._without_leader += 1
         if seen.leads:
             values = {**self._next_step(), "lr": rate}
             seen.record = {"values": values, "loss": loss, "norm": norm, "skip": skip}
-        elif seen.updates == 0:
+        elif seen.updates == 0 and not shares_parameters(optimizer, self._leader()):
             self._say(optimizers=len(self._seen))
 
     @harmless
     def after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """After optimizer.step(): everything is as the script left it, but for the update."""
         seen = self._of(optimizer)
+        seen.depth = max(0, seen.depth - 1)
+        if seen.depth:
+            return
         undo(seen)
         seen.updates += 1
         self._losses, self._norm = [], None
@@ -224,26 +247,43 @@ class Probe:
         if not self._control.goes_back:
             self._back.keep(self._settings.first_step + self._steps, list(self._seen))
 
+    def _take_back(self, seen: Seen) -> None:
+        """An update that was begun and has not ended: its step has raised, and is tried again."""
+        undo(seen)
+        if seen.record is not None:
+            seen.record = None
+            self._steps -= 1
+
     # --- numbers ---------------------------------------------------------------------------------
 
     def _of(self, optimizer: Any) -> Seen:
         seen = self._seen.get(optimizer)
         if seen is None:
-            leads = self._leader is None or self._leader() is None  # a script may make a new one
-            seen = self._seen[optimizer] = Seen(leads)
-            if leads:
-                self._leader = weakref.ref(optimizer)
-                self._greet(optimizer)
+            seen = self._seen[optimizer] = Seen()
+        leader = None if self._leader is None else self._leader()
+        if leader is optimizer:
+            self._without_leader = 0
+        elif leader is None or self._without_leader >= HANDOVER_UPDATES:
+            if leader is not None:
+                self._seen[leader].leads = False
+            seen.leads, self._without_leader = True, 0
+            self._leader = weakref.ref(optimizer)
+            self._back.ring.clear()  # they are of the model before
+            self._greet(optimizer)
         return seen
 
     def _greet(self, optimizer: Any) -> None:
-        """The first update of a leading optimizer: by now it is known which rank this is."""
+        """The first update of a leading optimizer: by now it is known which rank this is.
+
+        Processes that this one starts from now on do not train it: they stay without a probe.
+        """
+        os.environ.pop("OVERNIGHT_PROBE", None)
         about, ranks = self._settings, int(os.environ.get("WORLD_SIZE") or 1)
         distributed = getattr(self._torch, "distributed", None)
         if distributed and distributed.is_available() and distributed.is_initialized():
             rank, ranks = distributed.get_rank(), distributed.get_world_size()
             self._main = rank == 0
-            if ranks > 1:
+            if ranks > 1 and self._back.ranks is None:
                 self._back.ranks = Ranks(about.metrics, rank=rank, size=ranks)
         self._say(
             hello=VERSION,

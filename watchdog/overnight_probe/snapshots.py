@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,12 +15,16 @@ MEMORY_SHARE = 0.5
 BUFFER = "buffer"
 
 
+Holder = Callable[[], "dict[str, Any] | None"]
+"""Gives the dictionary that holds a value now; None if there is none any more."""
+
+
 @dataclass
 class _Kept:
-    """One value: where it lives (None: it is no tensor), how to get there again, and its copy."""
+    """One value: where it lives (a number: nowhere), how to get there again, and its copy."""
 
     place: Callable[[], Any]
-    owner: dict[str, Any] | None
+    holder: Holder | None
     name: str
     copy: Any
 
@@ -68,20 +73,20 @@ class Ring:
         them later runs behind the copy on the same stream.
         """
         torch, live = self._torch, list(self._values(optimizers))
-        if self.refused or not self._fits([value for value, _o, _n in live]):
+        if self.refused or not self._fits([value for value, _h, _n in live]):
             return False
         spare: list[_Kept] = self._taken.pop(0).kept if len(self._taken) >= self._keep else []
         kept, on_device = [], False
-        for index, (value, owner, name) in enumerate(live):
+        for index, (value, holder, name) in enumerate(live):
             if not torch.is_tensor(value):
-                kept.append(_Kept(_nowhere, owner, name, value))
+                kept.append(_Kept(_nowhere, holder, name, value))
                 continue
             on_device = on_device or value.is_cuda
             copy = spare[index].copy if index < len(spare) else None
             if not torch.is_tensor(copy) or copy.shape != value.shape or copy.dtype != value.dtype:
                 copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
             copy.copy_(value.detach(), non_blocking=True)
-            kept.append(_Kept(weakref.ref(value), owner, name, copy))
+            kept.append(_Kept(weakref.ref(value), holder, name, copy))
         snapshot = Snapshot(step, kept)
         if on_device:
             snapshot.ready = torch.cuda.Event()
@@ -106,9 +111,20 @@ class Ring:
                 tensor = kept.place()
                 if tensor is not None:
                     tensor.copy_(kept.copy)
-                if kept.owner is not None:  # optimizer state may have been replaced or cleared
-                    kept.owner[kept.name] = kept.copy if tensor is None else tensor
+                held = None if kept.holder is None else kept.holder()
+                if held is not None and held.get(kept.name) is not tensor:
+                    self._put_back(kept, held)
         self._taken = [taken for taken in self._taken if taken.step <= step]
+
+    def _put_back(self, kept: _Kept, held: dict[str, Any]) -> None:
+        """A value that the script has replaced or removed since; the copy stays ours."""
+        now, copy = held.get(kept.name), kept.copy
+        if not self._torch.is_tensor(copy):
+            held[kept.name] = copy
+        elif self._torch.is_tensor(now) and now.shape == copy.shape:
+            now.copy_(copy)
+        else:
+            held[kept.name] = copy.clone()
 
     def clear(self) -> None:
         """Let go of all of them."""
@@ -133,8 +149,8 @@ class Ring:
 
     # --- what belongs to the state ---------------------------------------------------------------
 
-    def _values(self, optimizers: list[Any]) -> Iterator[tuple[Any, dict[str, Any] | None, str]]:
-        """(value, the dictionary that holds it, its name there) of everything, each once."""
+    def _values(self, optimizers: list[Any]) -> Iterator[tuple[Any, Holder | None, str]]:
+        """(value, what holds it, its name there) of everything, each once."""
         parameters = [
             p for opt in optimizers for group in opt.param_groups for p in group["params"]
         ]
@@ -145,10 +161,29 @@ class Ring:
                 seen.add(id(tensor))
                 yield tensor, None, name
         for optimizer in optimizers:
-            for state in optimizer.state.values():
-                if isinstance(state, dict):
-                    for name, value in state.items():
-                        yield value, state, name
+            yield from self._state(optimizer)
+
+    def _state(self, optimizer: Any) -> Iterator[tuple[Any, Holder | None, str]]:
+        """What an optimizer has gathered, in its state and as numbers in its groups."""
+        ref = weakref.ref(optimizer)
+        for key, state in optimizer.state.items():
+            if not isinstance(state, dict):
+                continue
+            whose = (
+                weakref.ref(key) if self._torch.is_tensor(key) else functools.partial(_same, key)
+            )
+            holder = functools.partial(_state_of, ref, whose)
+            for name, value in state.items():
+                if isinstance(value, (list, tuple)):
+                    yield from ((item, None, "") for item in value if self._torch.is_tensor(item))
+                else:
+                    yield value, holder, name
+        for index, group in enumerate(optimizer.param_groups):
+            holder = functools.partial(_group_of, ref, index)
+            for name, value in group.items():
+                rate = name.endswith("lr")  # the schedule's, which goes on
+                if isinstance(value, (int, float)) and not isinstance(value, bool) and not rate:
+                    yield value, holder, name
 
     def _buffers(self, parameters: list[Any]) -> Iterator[Any]:
         """Buffers (running statistics) of the models that own the parameters."""
@@ -186,13 +221,42 @@ class Ring:
 
     def _is_finite(self, snapshot: Snapshot) -> bool:
         snapshot.wait()
-        floats = [k.copy for k in snapshot.kept if self._torch.is_tensor(k.copy)]
-        floats = [copy for copy in floats if copy.is_floating_point() or copy.is_complex()]
-        return all(bool(self._torch.isfinite(copy).all()) for copy in floats)
+        return all(self._is_sound(kept) for kept in snapshot.kept)
+
+    def _is_sound(self, kept: _Kept) -> bool:
+        """No NaN and no infinity, but for those that a buffer has always had: an attention mask."""
+        copy = kept.copy
+        if not self._torch.is_tensor(copy) or not (copy.is_floating_point() or copy.is_complex()):
+            return True
+        if kept.is_buffer and self._torch.isinf(copy).any():
+            live, oldest = kept.place(), self._taken[0].kept
+            first = next((k for k in oldest if k.is_buffer and k.place() is live), kept)
+            same = self._torch.isinf(first.copy) == self._torch.isinf(copy)
+            return bool(same.all()) and not bool(self._torch.isnan(copy).any())
+        return bool(self._torch.isfinite(copy).all())
 
 
 def _nowhere() -> None:
     """The place of a value that is no tensor."""
+
+
+def _same(key: Any) -> Any:
+    return key
+
+
+def _state_of(ref: Callable[[], Any], whose: Callable[[], Any]) -> dict[str, Any] | None:
+    """The state of a parameter; one that the script has cleared is there again."""
+    optimizer, key = ref(), whose()
+    if optimizer is None or key is None:
+        return None
+    state: dict[str, Any] = optimizer.state[key]
+    return state
+
+
+def _group_of(ref: Callable[[], Any], index: int) -> dict[str, Any] | None:
+    optimizer = ref()
+    groups: list[dict[str, Any]] = [] if optimizer is None else optimizer.param_groups
+    return groups[index] if index < len(groups) else None
 
 
 def _available_bytes() -> int:

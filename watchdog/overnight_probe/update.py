@@ -13,11 +13,13 @@ from typing import Any
 class Seen:
     """One optimizer as it has been seen: how many updates, and what is being done to this one.
 
-    The one that `leads` is the first that stepped: its updates are the steps of the run.
+    The updates of the one that `leads` are the steps of the run: the first that stepped, until it
+    is gone or steps no more. `depth` counts calls of `step` inside one another.
     """
 
-    leads: bool
+    leads: bool = False
     updates: int = 0
+    depth: int = 0
     undo: list[Callable[[], None]] = field(default_factory=list)
     record: dict[str, Any] | None = None
     drop_next: bool = False
@@ -41,29 +43,49 @@ def hide_gradients(optimizer: Any, seen: Seen) -> None:
                 parameter.grad = None
 
 
-def scale_rates(optimizer: Any, scale: float, seen: Seen) -> None:
-    """Lower the rates for one update: the schedule neither sees nor undoes it."""
+def scale_rates(optimizer: Any, scale: float, seen: Seen, scaled: set[int]) -> None:
+    """Lower the rates for one update: the schedule neither sees nor undoes it.
+
+    `scaled` holds what is lowered at the moment: groups may share a rate, and optimizers that wrap
+    others (SAM) share their groups.
+    """
     if scale == 1.0:
         return
-    tensors = set()
     for group in optimizer.param_groups:
         rate = group.get("lr")
-        if hasattr(rate, "mul_"):  # capturable: the graph holds this very tensor
-            if id(rate) in tensors:
-                continue  # several groups share it
-            tensors.add(id(rate))
-            kept = rate.clone()
-            seen.undo.append(functools.partial(rate.copy_, kept))
+        tensor = hasattr(rate, "mul_")  # capturable: the graph holds this very tensor
+        key = id(rate) if tensor else id(group)
+        if key in scaled or not (tensor or isinstance(rate, (int, float))):
+            continue
+        scaled.add(key)
+        seen.undo.append(functools.partial(scaled.discard, key))
+        if tensor:
+            seen.undo.append(functools.partial(rate.copy_, rate.clone()))
             rate.mul_(scale)
-        elif isinstance(rate, (int, float)):
-            seen.undo.append(functools.partial(group.__setitem__, "lr", rate))
+        else:
             group["lr"] = rate * scale
+            seen.undo.append(functools.partial(_raise_rate, group, scale, rate))
+
+
+def _raise_rate(group: dict[str, Any], scale: float, before: float) -> None:
+    """The rate as it was; one that the step itself has changed stays changed."""
+    now = group["lr"]
+    group["lr"] = before if now == before * scale else now / scale
 
 
 def rate_of(optimizer: Any, scale: float) -> float | None:
     """The learning rate of the first group as it takes effect; None where there is none."""
     rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
     return None if rate is None else float(rate) * scale
+
+
+def shares_parameters(optimizer: Any, other: Any) -> bool:
+    """Whether one of the two only wraps the other."""
+    mine, theirs = (
+        {id(p) for group in each.param_groups for p in group["params"]}
+        for each in (optimizer, other)
+    )
+    return not mine.isdisjoint(theirs)
 
 
 def is_sharded(optimizer: Any) -> bool:

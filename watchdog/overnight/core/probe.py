@@ -16,6 +16,10 @@ AHEAD_S, AHEAD_STEPS = 1.0, 5
 """Processes that step together obey an order from a step on that none of them has reached yet."""
 
 
+ABSENT_RECORDS, ABSENT_S = 20, 30.0
+"""A worker that has shown so many records for so long has made steps that a probe would see."""
+
+
 class GuardConfig(BaseModel):
     """`[probe.guard]`: what is kept from the weights."""
 
@@ -93,9 +97,22 @@ class ProbeState:
     snapshots: bool = False
     ranks: int = 1
     told_of_skip: bool = False
+    heard: bool = False
+    told_of_absence: bool = False
+
+    def absence(self, records: int, training_s: float) -> str:
+        """What to say, once, of a probe that has not been heard of; "" if nothing."""
+        if self.heard or self.told_of_absence or records < ABSENT_RECORDS or training_s < ABSENT_S:
+            return ""
+        self.told_of_absence = True
+        return (
+            "the probe has not joined the worker, which is watched from outside: no torch optimizer"
+            " (JAX?), or a Python that ignores PYTHONPATH (python -I, -E, -S, a container)"
+        )
 
     def hear(self, said: Mapping[str, Any]) -> str | None:
         """Take in one of its events. Returns what a person should know of it, if anything."""
+        self.heard = True
         if "hello" in said:
             self.alive = True
             self.ranks = said["ranks"] if isinstance(said.get("ranks"), int) else 1

@@ -76,6 +76,8 @@ class Reader:
     def tick(self, attempt: Attempt, at: float) -> None:
         """Time has passed: a run of which nothing is understood is told of."""
         advice = attempt.stream.advise(at)
+        if not advice and self._run.settings.probe.enabled and attempt.first_at is not None:
+            advice = attempt.probe.absence(attempt.records, at - attempt.first_at)
         if advice:
             self._effects.say(f"warning: {advice}")
 
@@ -113,6 +115,8 @@ class Reader:
 
     def _probe(self, said: Mapping[str, Any], attempt: Attempt) -> None:
         """The probe speaks of itself, or answers an order."""
+        if "hello" in said and attempt.probe.alive:  # another model, in the same process
+            attempt.panel.rebase()
         for_people = attempt.probe.hear(said)
         if for_people is not None:
             self._effects.say(for_people)
