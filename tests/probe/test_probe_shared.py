@@ -153,6 +153,7 @@ def test_another_model_takes_over(probed, gone):
     steps = 5 if gone else HANDOVER_UPDATES + 5
     train(other, second, range(1, steps + 1))
     assert [event["optimizer"] for event in probe.events("hello")] == ["SGD", "Adam"]
+    assert probe.events("optimizers") == []  # no two that fight
     assert [r["step"] for r in probe.records()] == list(range(1, len(probe.records()) + 1))
     assert len(probe.records()) >= 2 + 4
     assert min(probe.probe._back.ring.steps) > 2  # none of the model before

@@ -70,6 +70,7 @@ class Probe:
         self._skipped = 0
         self._leader: Any = None
         self._without_leader = 0
+        self._rivals = self._told_of_rivals = False
         self._scaled: set[int] = set()
         self._steps = 0
         self._last_at: float | None = None
@@ -216,13 +217,12 @@ class Probe:
         else:
             self._clip_to_bound(grads, norm)
         scale_rates(optimizer, scale, seen, self._scaled)
-        if not seen.leads:
-            self._without_leader += 1
         if seen.leads:
             values = {**self._next_step(), "lr": rate}
             seen.record = {"values": values, "loss": loss, "norm": norm, "skip": skip}
-        elif seen.updates == 0 and not shares_parameters(optimizer, self._leader()):
-            self._say(optimizers=len(self._seen))
+        else:
+            self._without_leader += 1
+            self._rivals |= not shares_parameters(optimizer, self._leader())
 
     @harmless
     def after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -262,11 +262,14 @@ class Probe:
             seen = self._seen[optimizer] = Seen()
         leader = None if self._leader is None else self._leader()
         if leader is optimizer:
+            if self._rivals and not self._told_of_rivals:  # they take turns: a GAN
+                self._told_of_rivals = True
+                self._say(optimizers=len(self._seen))
             self._without_leader = 0
         elif leader is None or self._without_leader >= HANDOVER_UPDATES:
             if leader is not None:
                 self._seen[leader].leads = False
-            seen.leads, self._without_leader = True, 0
+            seen.leads, self._without_leader, self._rivals = True, 0, False
             self._leader = weakref.ref(optimizer)
             self._back.ring.clear()  # they are of the model before
             self._greet(optimizer)
