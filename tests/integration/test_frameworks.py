@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from overnight_box import OVERNIGHT
+
 WORKERS = Path(__file__).parents[1] / "workers"
 PYTHON = os.environ.get("FRAMEWORKS_PYTHON", "")
 pytestmark = [
@@ -60,3 +62,39 @@ def test_lightning(box):
     assert seen == [pytest.approx(tuple(pair), rel=1e-5, nan_ok=True) for pair in truth]
     assert (records[0]["lr"], records[-1]["lr"]) == (0.01, 0.005)
     assert sum(r.get("skipped", False) for r in records) == 2
+
+
+RESTART = """
+[checkpoints]
+confirm_steps = 20
+[policy.loss-nonfinite]
+in_flight = "never"
+[probe.guard]
+skip_nonfinite = false
+[budget]
+backoff_s = 0.1
+"""
+
+
+@pytest.mark.parametrize("script", ["hf_resume.py", "lightning_resume.py"])
+def test_a_trainer_resumes_without_a_flag(box, script):
+    """A crash, then NaN: the probe hands the chosen checkpoint to a script that never asks."""
+    (box.workdir / "train.py").write_text((WORKERS / script).read_text())
+    (box.workdir / "overnight.toml").write_text(RESTART)
+    argv = [*OVERNIGHT, "run", "--name", "night", "--probe", "--", PYTHON, "train.py"]
+    done = box.call(argv, timeout_s=110)
+    assert done.status == 0, done.err
+    assert "can resume (the script cooperates), learning rate can be lowered" in done.err
+    crash, poisoned = [i for i in box.incidents() if i["severity"] == "critical"]
+    assert (crash["fault"], crash["action"], crash["checkpoint"]["step"]) == (
+        "crash",
+        "restart",
+        125,
+    )
+    assert (poisoned["fault"], poisoned["action"]) == ("loss-nonfinite", "rollback")
+    assert (poisoned["lr_scale_after"], poisoned["lr_proof"]) == (0.5, "proved")
+    target = poisoned["checkpoint"]["step"]
+    assert target in (225, 200)
+    starts = [next(r["step"] for r in box.metrics(n) if "event" not in r) for n in (2, 3)]
+    assert starts == [126, target + 1]
+    assert json.loads(box.log(3).splitlines()[-1])["finite"]

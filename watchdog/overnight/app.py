@@ -78,7 +78,7 @@ def supervise(order: Order) -> int:
     Raises UsageError for everything that must be right before anything is started.
     """
     _check_command(order)
-    _check_metrics(order)
+    _script_files(order)  # a path that cannot be read is refused before the start
     receivers = load_receivers(order.config.notify.receivers)
     wrong = unusable(receivers)
     if wrong:
@@ -99,17 +99,6 @@ def _check_command(order: Order) -> None:
         found = shutil.which(str(order.workdir / program))
     if found is None:
         raise UsageError(f"cannot run {program}: no such program", hint="check the command")
-
-
-def _check_metrics(order: Order) -> None:
-    path = order.config.metrics.path
-    if path is None or "*" in path:
-        return
-    place = Path(order.workdir, Path(path).expanduser())
-    if place.exists() and not place.is_file():
-        what = "is a directory" if place.is_dir() else "is no regular file"
-        hint = f'a file or a glob, such as path = "{path.rstrip("/")}/*.csv"'
-        raise UsageError(f"[metrics] path = {path!r} {what}", hint=hint)
 
 
 def _locked(order: Order) -> RunLock:
@@ -317,6 +306,11 @@ def _script_files(order: Order) -> Place | None:
     metrics = order.config.metrics
     if metrics.source == "stdout" or metrics.path is None:
         return None
+    place = Path(order.workdir, Path(metrics.path).expanduser())
+    if place.exists() and not place.is_file():
+        what = "is a directory" if place.is_dir() else "is no regular file"
+        hint = f'a file or a glob, such as path = "{metrics.path.rstrip("/")}/*.csv"'
+        raise UsageError(f"[metrics] path = {metrics.path!r} {what}", hint=hint)
     here = glob.escape(str(order.workdir.absolute()))
     return Place(
         pattern=str(Path(here, Path(metrics.path).expanduser())),

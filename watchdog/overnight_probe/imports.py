@@ -72,6 +72,7 @@ class _Loader(importlib.abc.Loader):
 
 def when_torch_comes(settings: Any) -> None:
     """Hook into torch's modules as they are imported; those that are there already, at once."""
+    from overnight_probe import trainers
     from overnight_probe.torch_hooks import Hooks
 
     hooks = Hooks(settings)
@@ -80,6 +81,9 @@ def when_torch_comes(settings: Any) -> None:
         "torch.nn.utils.clip_grad": hooks.clip_grad,
         "torch.amp.grad_scaler": hooks.grad_scaler,
         "torch.cuda.amp.grad_scaler": hooks.grad_scaler,  # torch 2.0 to 2.2
+        "transformers.trainer": trainers.hugging_face,
+        "lightning.pytorch.trainer.trainer": trainers.lightning,
+        "pytorch_lightning.trainer.trainer": trainers.lightning,
     }
     for name in [name for name in thens if name in sys.modules]:
         thens.pop(name)(sys.modules[name])

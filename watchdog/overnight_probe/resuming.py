@@ -44,7 +44,7 @@ def resume(*parts: Any, weights_only: bool = True) -> int:
     """
     metrics = os.environ.get("OVERNIGHT_METRICS")
     if metrics and is_main_process(os.environ):
-        Report(metrics).write({"event": "hello", "resume": True, "lr_scale": True})
+        Report(metrics).write({"event": "hello", "resume": True, "lr_scale": True, "skip": False})
     path = os.environ.get("OVERNIGHT_RESUME")
     if not path:
         return 0

@@ -144,7 +144,8 @@ def means_of(
     lr_template = any("{lr}" in text or "{lr_scale}" in text for text in config.templates)
     without = Route.COOPERATIVE if cooperates else Route.NONE
     route = Route.ARGUMENTS if by_template else without
-    skips = cooperates or any("{skip_first}" in text for text in config.templates)
+    leaves_out = bool(hello and hello.get("skip", True))
+    skips = (cooperates and leaves_out) or any("{skip_first}" in text for text in config.templates)
     lowers = lr_template or live
     return Means(route, lowers_lr=lowers, live=live, skips=skips, in_flight=in_flight)
 

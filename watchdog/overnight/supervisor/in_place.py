@@ -70,7 +70,8 @@ class InPlace:
         """What the probe says of an order: "" where it has obeyed, else why it has not."""
         step, attempt = said.get("snapshot_step"), self._run.attempt
         if said.get("ok") is not True or not isinstance(step, int) or attempt is None:
-            return f"the probe could not go back ({said.get('why', 'it does not say why')})"
+            why = said.get("why") or said.get("off") or "it does not say why"
+            return f"the probe could not go back ({why})"
         self._go_back(recovery, attempt, step)
         return ""
 

@@ -122,9 +122,7 @@ class Reader:
             self._effects.say(for_people)
         if said.get("optimizers") and not attempt.levels_ignored:
             self._ignore_levels(attempt)
-        if "off" in said:
-            self._recoverer.probe_is_off()
-        if "rollback" in said:
+        if "rollback" in said or "off" in said:
             self._recoverer.answered(said)
 
     def _ignore_levels(self, attempt: Attempt) -> None:

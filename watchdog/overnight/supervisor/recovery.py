@@ -8,9 +8,8 @@
     PROVING    the logged learning rate is held against the expected one
     SECURING   (halt only) the best checkpoint is copied into the vault before we give up
 
-What is resumed from is decided twice: when the fault is seen, so that intention and reason are on
-disk before anything is done, and again when the worker is gone and all candidates are verified.
-"""
+What is resumed from is decided twice: when the fault is seen (intention and reason are on disk
+before anything is done), and when the worker is gone and all candidates are verified."""
 
 from __future__ import annotations
 
@@ -110,20 +109,16 @@ class Recoverer:
             self._leave_place(f"the order could not be written ({error.strerror})")
 
     def answered(self, said: Mapping[str, Any]) -> None:
-        """The probe has obeyed an order to go back, or says why it could not."""
+        """The probe has obeyed an order to go back, or says why it could not, or it is off."""
         recovery = self.current
-        if recovery is None or not self.is_going_back or said.get("rollback") != recovery.order:
+        asked = recovery is not None and said.get("rollback", recovery.order) == recovery.order
+        if recovery is None or not self.is_going_back or not asked:
             return
         why = self._in_place.answered(recovery, said)
         if why:
             self._leave_place(why)
         else:
             self._passed("back in place")
-
-    def probe_is_off(self) -> None:
-        """The probe has switched itself off: it obeys no more."""
-        if self.is_going_back:
-            self._leave_place("the probe has switched itself off")
 
     def _leave_place(self, why: str) -> None:
         """In place it does not work: on with the ladder, which ends this process."""
