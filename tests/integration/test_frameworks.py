@@ -15,6 +15,7 @@ import pytest
 from overnight_box import OVERNIGHT
 
 WORKERS = Path(__file__).parents[1] / "workers"
+PROBE = Path(__file__).parents[2] / "watchdog"
 PYTHON = os.environ.get("FRAMEWORKS_PYTHON", "")
 pytestmark = [
     pytest.mark.slow,
@@ -95,6 +96,52 @@ def test_a_trainer_resumes_without_a_flag(box, script):
     assert (poisoned["lr_scale_after"], poisoned["lr_proof"]) == (0.5, "proved")
     target = poisoned["checkpoint"]["step"]
     assert target in (225, 200)
-    starts = [next(r["step"] for r in box.metrics(n) if "event" not in r) for n in (2, 3)]
+    starts = [next(r["step"] for r in box.metrics(n) if "loss" in r) for n in (2, 3)]
     assert starts == [126, target + 1]
     assert json.loads(box.log(3).splitlines()[-1])["finite"]
+    assert box.status()["total_steps"] == 500
+    phases = [line["name"] for line in box.metrics(3) if line.get("event") == "phase"]
+    assert "save" in phases
+
+
+BY_HAND = """
+import sys
+sys.path.insert(0, "PROBE")
+from overnight_probe.callbacks import CALLBACK
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "callback", "where"),
+    [
+        ("hf_trainer.py", "HuggingFaceCallback", "trainer.add_callback(HuggingFaceCallback())\n"),
+        (
+            "lightning_script.py",
+            "LightningCallback",
+            "trainer.callbacks.append(LightningCallback())\n",
+        ),
+    ],
+)
+def test_a_callback_by_hand_needs_no_probe(box, script, callback, where):
+    """Exact numbers of each step, the length, and a NaN that the trainer would not print."""
+    text = (WORKERS / script).read_text()
+    head = BY_HAND.replace("PROBE", str(PROBE)).replace("CALLBACK", callback)
+    begin = text.index("trainer.train()") if "hf" in script else text.index("trainer.fit(")
+    (box.workdir / "train.py").write_text(head + text[:begin] + where + text[begin:])
+    argv = [*OVERNIGHT, "run", "--name", "night", "--", PYTHON, "train.py"]
+    done = box.call(argv, timeout_s=110)
+    assert "HALTED" in done.err
+    assert box.incidents()[-1]["fault"] in ("loss-nonfinite", "collapse")
+    assert box.status()["total_steps"] == 500
+    records = [line for line in box.metrics(1) if "loss" in line]
+    assert records[0]["step"] in (1, 10)
+
+
+@pytest.mark.parametrize("name", ["HuggingFaceCallback", "LightningCallback"])
+def test_a_callback_without_overnight_does_nothing(box, name):
+    """The script with the callback in it runs as before."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(PROBE)!r});"
+        f"from overnight_probe.callbacks import {name}; {name}().teller.saved('x', 1)"
+    )
+    assert box.call([PYTHON, "-c", code], timeout_s=60).status == 0

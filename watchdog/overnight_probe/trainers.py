@@ -1,17 +1,20 @@
 """Trainers that can resume, in scripts that do not: they get the checkpoint that was chosen.
 
 Hugging Face's `Trainer.train()` and Lightning's `Trainer.fit()` go on from a checkpoint if they are
-given one. A script that never does so begins anew at every start; here it is given for it.
+given one. A script that never does so begins anew at every start; here it is given for it, with a
+callback that tells what only a trainer knows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from overnight_probe import callbacks
 from overnight_probe.channel import Report, is_main_process
 
 _given: set[str] = set()
@@ -32,6 +35,10 @@ def hugging_face(module: ModuleType) -> None:
     @functools.wraps(original)
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         chosen = _chosen(lambda path: os.path.exists(os.path.join(path, "trainer_state.json")))
+        with contextlib.suppress(Exception):  # without it only its length is not known
+            ours = callbacks.HuggingFaceCallback
+            if not any(isinstance(one, ours) for one in self.callback_handler.callbacks):
+                self.add_callback(ours(metrics=False))
         return original(self, chosen or resume_from_checkpoint, *args, **kwargs)
 
     module.Trainer.train = train  # type: ignore[attr-defined]
@@ -44,6 +51,10 @@ def lightning(module: ModuleType) -> None:
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         chosen = _chosen(lambda path: path.endswith(".ckpt"))
+        with contextlib.suppress(Exception):
+            ours = callbacks.LightningCallback
+            if not any(isinstance(one, ours) for one in self.callbacks):
+                self.callbacks.append(ours(metrics=False))
         if chosen is not None:
             args, kwargs["ckpt_path"] = args[:4], chosen  # model, loaders, data module; the path
         return original(self, *args, **kwargs)
