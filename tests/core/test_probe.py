@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from core_lab import record
 from overnight.core.events import Fault, Severity
 from overnight.core.probe import (
+    MAX_SAVES,
     GuardConfig,
     PlaceOrder,
     ProbeConfig,
@@ -104,3 +105,12 @@ def test_only_poisoned_updates_are_warned_of():
     assert not is_poisoned(record(4, 2.0, float("inf"), skipped=True, loss_scale=8.0))
     assert not is_poisoned(record(4, 2.0, 0.8, skipped=True))
     assert not is_poisoned(record(4, nan, nan))
+
+
+def test_the_steps_of_saves_are_remembered() -> None:
+    """For files whose names do not tell; the newest ones."""
+    state = ProbeState()
+    for step in range(100):
+        assert state.hear({"event": "probe", "saved": f"/out/{step}.pt", "step": step}) is None
+    assert state.saved["/out/99.pt"] == 99
+    assert len(state.saved) == MAX_SAVES

@@ -81,6 +81,7 @@ def test_without_a_checkpoint_nothing_is_loaded(monkeypatch, tmp_path):
         "event": "hello",
         "resume": True,
         "lr_scale": True,
+        "skip": False,
     }
 
 

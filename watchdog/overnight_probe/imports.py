@@ -81,6 +81,8 @@ def when_torch_comes(settings: Any) -> None:
         "torch.nn.utils.clip_grad": hooks.clip_grad,
         "torch.amp.grad_scaler": hooks.grad_scaler,
         "torch.cuda.amp.grad_scaler": hooks.grad_scaler,  # torch 2.0 to 2.2
+        "torch.serialization": hooks.saves.torch,
+        "safetensors.torch": hooks.saves.safetensors,
         "transformers.trainer": trainers.hugging_face,
         "lightning.pytorch.trainer.trainer": trainers.lightning,
         "pytorch_lightning.trainer.trainer": trainers.lightning,

@@ -106,6 +106,12 @@ class Probe:
         """This is a forked copy of the process, a loader of data perhaps: it has nothing to say."""
         self.off = True
 
+    @harmless
+    def tell(self, event: dict[str, Any]) -> None:
+        """Write an event of another part, with the step that was made last."""
+        if self._main:
+            self._report.write({**event, "step": self._settings.first_step + self._steps})
+
     def _say(self, **values: Any) -> None:
         if self._main:
             self._report.write({"event": "probe", **values})

@@ -14,6 +14,7 @@ from typing import Any
 
 from overnight_probe.channel import Settings, is_main_process
 from overnight_probe.probe import Probe
+from overnight_probe.saves import Saves
 
 
 class Hooks:
@@ -22,6 +23,7 @@ class Hooks:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._probe: Any = None
+        self.saves = Saves(self._tell)
 
     def optimizer(self, module: ModuleType) -> None:
         """torch.optim.optimizer: the global hooks around every step, and Tensor.backward."""
@@ -40,6 +42,11 @@ class Hooks:
             return original(tensor, *args, **kwargs)
 
         torch.Tensor.backward = backward  # type: ignore[method-assign]
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        """An event with the step of the run, once there are steps."""
+        if self._probe is not None:
+            self._probe.tell(event)
 
     def clip_grad(self, module: ModuleType) -> None:
         """torch.nn.utils.clip_grad: a script that clips has computed the norm already."""

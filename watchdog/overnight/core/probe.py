@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -15,6 +15,9 @@ from overnight.core.events import Fault, Severity, StepMetric, Verdict
 AHEAD_S, AHEAD_STEPS = 1.0, 5
 """Processes that step together obey an order from a step on that none of them has reached yet."""
 
+
+MAX_SAVES = 64
+"""Saves whose steps are remembered until the files are found."""
 
 ABSENT_RECORDS, ABSENT_S = 20, 30.0
 """A worker that has shown so many records for so long has made steps that a probe would see."""
@@ -98,6 +101,7 @@ class ProbeState:
     ranks: int = 1
     told_of_skip: bool = False
     heard: bool = False
+    saved: dict[str, int] = field(default_factory=dict)
     told_of_absence: bool = False
 
     def absence(self, records: int, training_s: float) -> str:
@@ -120,6 +124,9 @@ class ProbeState:
         if "off" in said:
             self.alive = self.snapshots = False
             return f"probe: switched off ({said['off']}); the worker is watched from outside"
+        path, step = said.get("saved"), said.get("step")
+        if isinstance(path, str) and isinstance(step, int):
+            self.saved = dict([*self.saved.items(), (path, step)][-MAX_SAVES:])
         if "snapshots" in said:
             self.snapshots = said["snapshots"] is True
             if self.snapshots:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from overnight.core.events import (
@@ -51,6 +52,8 @@ class Keeper:
     def seen(self, seen: CheckpointSeen) -> None:
         """A checkpoint is complete: place it in the history and have it verified."""
         run = self._run
+        if seen.step is None and run.attempt is not None:
+            seen = replace(seen, step=run.attempt.probe.saved.get(seen.identity.path))
         last = run.record_at(seen.at)
         abandoned = run.is_abandoned(seen, last)
         run.ledger.seen(seen, last=last, stride=run.stride, abandoned=abandoned)
