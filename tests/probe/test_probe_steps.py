@@ -366,3 +366,14 @@ def test_a_forked_process_says_nothing(probed):
     assert os.waitpid(child, 0)[1] == 0
     assert len(probe.lines()) == before
     assert not probe.probe.off
+
+
+def test_groups_with_rates_of_their_own_are_all_reported(probed):
+    """Head and body; one number is enough where they agree."""
+    probe, model = probed(lr_scale=0.5), network()
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.4}]
+    train(model, torch.optim.SGD(groups, lr=0.1), [1])
+    assert probe.records()[0]["lr_groups"] == [0.05, 0.2]
+    other = probed()
+    train(network(), torch.optim.SGD(network().parameters(), lr=0.1), [1])
+    assert "lr_groups" not in other.records()[-1]

@@ -22,7 +22,7 @@ from overnight_probe.update import (
     Seen,
     hide_gradients,
     is_sharded,
-    rate_of,
+    rates_of,
     scale_rates,
     shares_parameters,
     undo,
@@ -214,7 +214,7 @@ class Probe:
         grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
         norm = self._norm_of(optimizer, grads)
         scale = orders.lr_scale / self._settings.applied_scale
-        rate, loss = rate_of(optimizer, scale), self._take_loss()
+        rates, loss = rates_of(optimizer, scale), self._take_loss()
         skip: Any = self._is_bad(optimizer, norm, seen)
         if seen.drop_next:
             seen.drop_next, skip = False, True
@@ -224,7 +224,9 @@ class Probe:
             self._clip_to_bound(grads, norm)
         scale_rates(optimizer, scale, seen, self._scaled)
         if seen.leads:
-            values = {**self._next_step(), "lr": rate}
+            values = {**self._next_step(), "lr": next(iter(rates), None)}
+            if len(set(rates)) > 1:
+                values["lr_groups"] = rates
             seen.record = {"values": values, "loss": loss, "norm": norm, "skip": skip}
         else:
             self._without_leader += 1

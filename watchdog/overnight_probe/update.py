@@ -73,10 +73,10 @@ def _raise_rate(group: dict[str, Any], scale: float, before: float) -> None:
     group["lr"] = before if now == before * scale else now / scale
 
 
-def rate_of(optimizer: Any, scale: float) -> float | None:
-    """The learning rate of the first group as it takes effect; None where there is none."""
-    rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
-    return None if rate is None else float(rate) * scale
+def rates_of(optimizer: Any, scale: float) -> list[float | None]:
+    """The learning rate of each group as it takes effect; None where there is none."""
+    rates = (group.get("lr") for group in optimizer.param_groups)
+    return [None if rate is None else float(rate) * scale for rate in rates]
 
 
 def shares_parameters(optimizer: Any, other: Any) -> bool:
