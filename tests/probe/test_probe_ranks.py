@@ -134,3 +134,14 @@ def test_a_full_disk_or_half_a_file_is_silence(tmp_path):
     for text in ("", "[]", '{"snapshot": [1'):
         path.write_text(text)
         assert Ranks(str(tmp_path / "m"), rank=1, size=2).heard("snapshot", bool, 0.0) is None
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_where_one_is_off_all_are(base, broken):
+    """Ranks that lower their rates differently would drift apart."""
+    ranks = [Rank(base, number) for number in range(2)]
+    for rank in ranks:
+        rank.update(1)
+    ranks[broken].back.ranks.say(off="planted")
+    with pytest.raises(RuntimeError, match="another rank is off: planted"):
+        ranks[1 - broken].update(2)

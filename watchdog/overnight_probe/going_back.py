@@ -61,6 +61,8 @@ class GoingBack:
         """Rank 0's clock, loss and memory decide for all, at steps that all of them know."""
         if (step - self._settings.first_step - 1) % self._settings.snapshot_steps:
             return False
+        if off := ranks.any_says("off"):
+            raise RuntimeError(f"the probe of another rank is off: {off}")
         if ranks.leads:
             self.ring.refused = ranks.any_says("refused")
             if self.ring.refused:

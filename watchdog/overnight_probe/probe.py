@@ -88,6 +88,8 @@ class Probe:
     def switch_off(self, why: str, details: str = "") -> None:
         """Undo what is half done, and watch no longer. Never raises."""
         self.off = True
+        if self._back.ranks is not None:
+            self._back.ranks.say(off=why)  # ranks that act differently would drift apart
         self._back.ring.clear()  # the memory is the script's again
         for seen in list(self._seen.values()):
             undo(seen)

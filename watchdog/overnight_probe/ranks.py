@@ -59,7 +59,8 @@ class Ranks:
 
     def any_says(self, key: str) -> str:
         """What another rank has said under this name, "" if none has."""
-        said = (self._read(rank).get(key) for rank in range(1, self._size))
+        others = (rank for rank in range(self._size) if rank != self._rank)
+        said = (self._read(rank).get(key) for rank in others)
         return next((str(words) for words in said if words), "")
 
     def _wait(self, look: Callable[[], Any], accept: Callable[[Any], bool], wait_s: float) -> Any:
