@@ -87,8 +87,9 @@ def test_in_the_output_a_heading_has_to_look_like_one(prose):
 
 # --- what was written as nothing ------------------------------------------------------------------
 
-CSV = "step,loss,lr\n" + "\n".join(f"{n},2.{n},0.1" for n in range(1, 6)) + "\n"
-JSON = "\n".join(f'{{"step": {n}, "loss": 2.{n}, "lr": 0.1}}' for n in range(1, 6)) + "\n"
+ROWS_BEFORE = 120
+CSV = "step,loss,lr\n" + "".join(f"{n},2.{n},0.1\n" for n in range(1, ROWS_BEFORE))
+JSON = "".join(f'{{"step": {n}, "loss": 2.{n}, "lr": 0.1}}\n' for n in range(1, ROWS_BEFORE))
 
 
 def nan_steps(text: str) -> list[int | None]:
@@ -97,18 +98,51 @@ def nan_steps(text: str) -> list[int | None]:
 
 def test_an_empty_cell_where_there_has_always_been_a_number_is_nan():
     """pandas; with its gradient norm, which goes the same way."""
-    assert nan_steps(CSV + "6,,0.1\n7,,0.1") == [6, 7]
+    assert nan_steps(CSV + "600,,0.1\n700,,0.1") == [600, 700]
     with_norm = CSV.replace(",lr", ",grad_norm,lr").replace(",0.1", ",1.5,0.1")
-    assert nan_steps(with_norm + "6,,,0.1") == [6]
+    assert nan_steps(with_norm + "600,,,0.1") == [600]
 
 
 def test_a_null_where_there_has_always_been_a_number_is_nan():
     """orjson; also inside another object."""
-    assert nan_steps(JSON + '{"step": 6, "loss": null, "lr": 0.1}') == [6]
+    assert nan_steps(JSON + '{"step": 600, "loss": null, "lr": 0.1}') == [600]
     inside = JSON.replace('"loss": ', '"train": {"loss": ').replace(', "lr"', '}, "lr"')
-    assert nan_steps(inside + '{"step": 6, "train": {"loss": null}, "lr": 0.1}') == [6]
-    alone = '{"loss": 2.5}\n' * 5
+    assert nan_steps(inside + '{"step": 600, "train": {"loss": null}, "lr": 0.1}') == [600]
+    alone = '{"loss": 2.5}\n' * 120
     assert nan_steps(alone + '{"loss": null}') == [None]
+
+
+@pytest.mark.parametrize(("rows", "wait"), [(5, 20), (10, 10), (50, 2), (100, 1), (500, 1)])
+def test_the_fewer_rows_the_longer_it_waits(rows, wait):
+    """Many a script writes its loss at each of the first steps, then at every tenth."""
+    text = "step,loss\n" + "".join(f"{n},2.5\n" for n in range(rows))
+    blank = "".join(f"{n},\n" for n in range(rows, rows + 30))
+    assert nan_steps(text + blank)[0] == rows + wait - 1
+
+
+def test_when_it_comes_back_it_was_never_gone():
+    """From then on empty cells are usual."""
+    text = CSV + "600,,0.1\n601,2.5,0.1\n" + "".join(f"{n},,0.1\n" for n in range(602, 650))
+    assert nan_steps(text) == [600]
+
+
+def test_training_and_validation_gone_together_is_clear():
+    """One row is enough where all rows had both, however few."""
+    text = "epoch,train_loss,val_loss\n" + "".join(f"{n},2.5,2.6\n" for n in range(5))
+    assert len(nan_steps(text + "5,,\n")) == 1
+    rows = "".join(f'{{"epoch": {n}, "train_loss": 2.5, "val_loss": 2.6}}\n' for n in range(5))
+    assert len(nan_steps(rows + '{"epoch": 5, "train_loss": null, "val_loss": null}')) == 1
+
+
+def test_a_loss_that_is_gone_beside_its_parts():
+    """The parts go on; they are not the loss."""
+    text = "step,loss,aux_loss\n" + "".join(f"{n},2.5,0.5\n" for n in range(120))
+    assert nan_steps(text + "120,,0.5\n121,,0.5\n") == [120, 121]
+
+
+def many(form: str) -> str:
+    """120 rows of this form, with the step in place of `#`."""
+    return "".join(form.replace("#", str(n)) + "\n" for n in range(120))
 
 
 @pytest.mark.parametrize(
@@ -127,6 +161,14 @@ def test_a_null_where_there_has_always_been_a_number_is_nan():
         JSON + '{"step": 5, "loss": null, "train_runtime": 60.5}',
         JSON + '{"event": "saved", "loss": null}',
         '{"step": 1, "loss": null}\n{"step": 2, "loss": null}',
+        # Rows that differ in what we have no name for.
+        "step,loss,val_acc\n" + many("#,2.5,") + "120,,0.75\n",
+        "step,loss,phase\n" + many("#,2.5,train") + "120,,val\n",
+        many('{"step": #, "loss": 2.5, "path": null}')
+        + '{"step": 9, "loss": null, "path": "a.pt"}',
+        many('{"step": #, "loss": 2.5, "phase": "train"}')
+        + '{"step": 9, "loss": null, "phase": "eval"}',
+        many('{"step": #, "loss": 2.5}') + '{"step": 9, "loss": null, "bleu": "20.1 / 18"}',
     ],
 )
 def test_most_empty_cells_mean_nothing(rows):

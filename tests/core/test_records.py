@@ -361,6 +361,6 @@ def test_a_pattern_that_was_given_up_is_told() -> None:
 def test_a_null_in_the_metrics_file_is_nan() -> None:
     """Some JSON writers know no NaN."""
     worker = Worker()
-    worker.metrics(*jsonl(1, 2, 3, 4, 5))
-    [record] = worker.metrics('{"step": 6, "loss": null}')
+    worker.metrics(*jsonl(*range(1, 120)))
+    [record] = worker.metrics('{"step": 120, "loss": null}')
     assert repr(record.loss) == "nan"

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from overnight.core.formats.blanks import Blanks
+from overnight.core.formats.blanks import EXPECTED_TO_FAIL, Blanks, mark
 from overnight.core.formats.given import Given
 from overnight.core.formats.names import NAMED_RANK
 from overnight.core.formats.plan import offer_step, significant_digits, to_number
@@ -36,6 +36,7 @@ class Columns:
         self._names: list[str] = []
         self._roles: list[tuple[str, int]] = []
         self._separator = ""
+        self._indented = False
         self._blanks = Blanks()
 
     def is_heading(self, line: str, *, first: bool = False) -> bool:
@@ -56,12 +57,13 @@ class Columns:
                 name if self._given.means(name)[0] else _YOLO.get(name, name) for name in names
             ]
         least = 1 if first else 2 if separator or "\t" in line else 3
-        if len(names) < least or not _are_names(names, separator):
+        if len(names) < least or not _are_names(names, separator, first=first):
             return False
         roles = [_SPACY.get(name) or self._given.means(name) for name in names]
         if not any(role == "loss" for role, _rank in roles):
             return False
         self._names, self._separator, self._roles = names, separator, roles
+        self._indented = line[:1].isspace() and not separator
         self._blanks = Blanks()
         return True
 
@@ -74,6 +76,8 @@ class Columns:
         if not self._names:
             return None
         cells = _split(line, self._separator)
+        if self._indented and not line[:1].isspace() and len(cells) == len(self._names) + 1:
+            cells = cells[1:]  # a printed data frame: the index has no heading
         whole = len(cells) == len(self._names) if self._separator else _number(cells[0]) is not None
         if len(cells) < len(self._names) or not whole:
             return None  # a time may stand before the numbers of a CSV row, words before no others
@@ -84,24 +88,24 @@ class Columns:
         return reading
 
     def _row(self, cells: Sequence[str]) -> Reading:
-        reading, losses, others, best, blank = Reading(kind="whole"), [], [], 99, 99
+        reading, losses, filled, blanks, best = Reading(kind="whole"), [], [], [], 99
         for name, cell, (role, rank) in zip(self._names, cells, self._roles, strict=False):
+            if cell and role not in EXPECTED_TO_FAIL:
+                filled.append(mark(name, cell))
             if not role:
                 continue
             value = _number(cell, decimal_comma=self._separator == ";")
             if value is None:
-                if role == "loss" and not cell and rank < blank:
-                    reading.blank, blank = name, rank
+                if role == "loss" and not cell:
+                    blanks.append(name)
             elif role == "loss":
                 losses.append(Loss(name, value, cell))
                 if rank < best:
                     reading.loss, reading.loss_key, best = value, name, rank
                     reading.digits = significant_digits(cell)
             else:
-                if role != "grad_norm":
-                    others.append(name)
                 _put(reading, role, value, cell, rank=rank)
-        reading.losses, reading.others = tuple(losses), tuple(others)
+        reading.losses, reading.filled, reading.blanks = tuple(losses), tuple(filled), tuple(blanks)
         return reading
 
 
@@ -115,11 +119,13 @@ def _put(reading: Reading, role: str, value: float, cell: str, *, rank: int) -> 
         setattr(reading, role, value)
 
 
-def _are_names(names: Sequence[str], separator: str) -> bool:
-    """Whether these may name columns: none is a number, nor has one."""
+def _are_names(names: Sequence[str], separator: str, *, first: bool) -> bool:
+    """Whether these may name columns: none is a number (but in the first line of a file)."""
     if len(names) > (MAX_CSV_COLUMNS if separator else MAX_COLUMNS):
         return False
-    if any(_number(name) is not None or _ASSIGNED.match(name) for name in names):
+    if any(_ASSIGNED.match(name) for name in names):
+        return False
+    if not first and any(_number(name) is not None for name in names):
         return False
     return bool(separator) or all(_HEADING.fullmatch(name) or name in ("", "#") for name in names)
 

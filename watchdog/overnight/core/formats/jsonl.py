@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 
+from overnight.core.formats.blanks import EXPECTED_TO_FAIL, mark
 from overnight.core.formats.names import EVAL_WORDS, Meaning, meaning
 from overnight.core.formats.plan import MAX_STEP
 from overnight.core.formats.reading import Loss, Reading, WorkerEvent
@@ -51,12 +52,12 @@ def _object(line: str) -> dict[str, object] | None:
 
 def _reading(values: Mapping[str, object], means: Meaning) -> Reading | None:
     """The first value under each role; an object that names its split as evaluation is one."""
+    tag = values.get("tag", values.get("metric"))
+    if isinstance(tag, str) and "value" in values:  # {"tag": "train/loss", "value": 2.3, "step": 1}
+        values = {**values, tag: values["value"]}
     reading, seen, losses = Reading(), False, []
-    others = []
     for name, value, text in _numbers(values):
         role, rank = means(name)
-        if role not in ("loss", "grad_norm"):
-            others.append(name)
         if role == "loss":
             losses.append((rank, Loss(name, value, text)))
             seen = True
@@ -75,14 +76,12 @@ def _reading(values: Mapping[str, object], means: Meaning) -> Reading | None:
         reading.losses = tuple(loss for _rank, loss in losses)
         reading.loss, reading.loss_key = best.value, best.name
         reading.digits = None if best.text is None else significant_digits(best.text)
-    else:
-        reading.blank = _blank_loss(values, means)
-    reading.others = tuple(others)
+    reading.blanks, reading.filled = _blanks_and_filled(values, means)
     reading.skipped = values.get("skipped") is True
     split = values.get("split", values.get("mode", values.get("phase")))
     if isinstance(split, str) and split.lower() in EVAL_WORDS and reading.loss is not None:
         return Reading(step=reading.step, eval_loss=reading.loss, epoch=reading.epoch)
-    return reading if seen or reading.blank else None
+    return reading if seen or reading.blanks else None
 
 
 def _numbers(
@@ -105,14 +104,25 @@ def _numbers(
             yield from _numbers({f"{name}/{key}": inner for key, inner in item.items()}, depth + 1)
 
 
-def _blank_loss(values: Mapping[str, object], means: Meaning) -> str:
-    """The best training loss among the names that stand before `null`; "" without any."""
-    blank = [name for name, item in values.items() if item is None and means(name)[0] == "loss"]
-    for outer, item in values.items():
-        if isinstance(item, dict):
-            names = (f"{outer}/{name}" for name, inner in item.items() if inner is None)
-            blank += [name for name in names if means(name)[0] == "loss"]
-    return min(blank, key=lambda name: means(name)[1], default="")
+def _blanks_and_filled(
+    values: Mapping[str, object], means: Meaning, outer: str = ""
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The losses that are `null`, and the names of everything that has a value."""
+    blanks: list[str] = []
+    filled: list[str] = []
+    for key, item in values.items():
+        name = f"{outer}{key}"
+        if isinstance(item, dict) and not outer:
+            more = _blanks_and_filled(item, means, f"{name}/")
+            blanks += more[0]
+            filled += more[1]
+            continue
+        role = means(name)[0]
+        if item is None:
+            blanks += [name] if role == "loss" else []
+        elif role not in EXPECTED_TO_FAIL:
+            filled.append(mark(name, item))
+    return tuple(blanks), tuple(filled)
 
 
 def read_line(

@@ -17,6 +17,7 @@ MAX_STEP = 10**15
 """Larger counters are no steps (and float would round them)."""
 
 _NONFINITE = re.compile(r"\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
+_NUMBERED = re.compile(r"^(?:\S*\d\S*[ \t])+(?=[^\W\d])")
 _DIGIT = re.compile(r"\d")
 _UNITS = {"k": 1e3, "K": 1e3, "M": 1e6}
 _NUMBER = (
@@ -25,7 +26,8 @@ _NUMBER = (
 )
 # A name, as in "Grad Norm" or "train/loss"; a separator; a number, but no "3rd", "nanms" or "5%".
 _PAIR = re.compile(
-    r"([^\W\d][\w/.\-]{0,39}(?:[ \t](?!nan\b(?! iter)|inf\b|NaN\b)[A-Za-z_(][\w/.\-)]{0,19}){0,3})"
+    r"((?<![\w.=])[^\W\d][\w/.\-]{0,39}"
+    r"(?:[ \t](?!nan\b(?! iter)|inf\b|NaN\b)[A-Za-z_(][\w/.\-)]{0,19}){0,3})"
     r"(?:[\"']?[ \t]*+[:=][ \t]*+(?:[\"'\[(][ \t]*+)?|[ \t]++(?:\[[ \t]*+)?|\[)"
     r"(?:(?:(?:np|jnp|torch)\.)?(?:tensor|[Aa]rray|DeviceArray|b?float\d*)\()?"
     rf"((?>{_NUMBER}))"
@@ -213,7 +215,7 @@ def _pair_op(found: re.Match[str], places: dict[tuple[int, int], int]) -> Op:
     return Op(
         role=role,
         rank=rank,
-        name=found[1],
+        name=_bare(found[1]),
         at=at,
         total_at=total_at,
         factor=_UNITS.get(found[3], 1.0),
@@ -221,6 +223,11 @@ def _pair_op(found: re.Match[str], places: dict[tuple[int, int], int]) -> Op:
         text=found[2] if at < 0 else "",
         total=found[4] if found[4] and total_at < 0 else "",
     )
+
+
+def _bare(name: str) -> str:
+    """Without words that have a number in them before it: `img_0012.png loss`."""
+    return _NUMBERED.sub("", name)
 
 
 def _step_op(

@@ -27,8 +27,8 @@ class Reading:
 
     `losses` holds every candidate for the training loss, `loss` the best of them by name.
     `counted_to` is the number behind the step, as in `37/100`; an inexact step is a rounded one
-    (`1.02k`), a whole epoch is printed without decimals. In rows of JSON and CSV `blank` is the
-    loss that has a name and no number, `others` what has one beside losses and gradient norms.
+    (`1.02k`), a whole epoch is printed without decimals. In rows of JSON and CSV `blanks` are the
+    losses that have a name and no number, `filled` is what has any value (blanks.py).
     Not frozen only because one is built for every line: frozen doubles the cost.
     """
 
@@ -50,8 +50,8 @@ class Reading:
     exact: bool = True
     kind: Kind = ""
     losses: tuple[Loss, ...] = ()
-    blank: str = ""
-    others: tuple[str, ...] = ()
+    blanks: tuple[str, ...] = ()
+    filled: tuple[str, ...] = ()
 
     @property
     def is_training_record(self) -> bool:

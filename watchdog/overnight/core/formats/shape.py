@@ -21,6 +21,9 @@ from overnight.core.formats.steps import Familiar, Repeats, Steps
 from overnight.core.formats.tables import Table, choose, take
 from overnight.core.formats.text import clean, has_decimal_comma
 
+SETTLED_RECORDS = 5
+"""A run that has given so many records in another form does not go on in columns."""
+
 SURE_RECORDS = 2
 """After this many records with a step in their line, a loss without one is something else."""
 
@@ -82,7 +85,7 @@ class Shape:
         self._table = Table(self._means)
         self._columns = Columns(self._given)
         self._blanks = Blanks()
-        self._first = of_file
+        self._first = self._of_columns = of_file
         self._parts: set[str] = set()
         self.adversarial = False
         self._context: Reading = Reading()
@@ -126,9 +129,11 @@ class Shape:
             self._first = line.startswith("#")  # of several comments the last may name columns
             if self._columns.is_heading(line, first=True):
                 return []
-        found = self._columns.read(line) or self._in_line_of_its_own(line)
+        found = self._columns.read(line)
+        self._of_columns |= found is not None
+        found = found or self._in_line_of_its_own(line)
         plain = found is None or found.step is None
-        if plain and self._columns.is_heading(line):
+        if plain and self._may_begin_a_table and self._columns.is_heading(line):
             found = None
         if found is None:
             if self._table and line.lstrip().startswith(("|", "│", "┃")):
@@ -138,6 +143,11 @@ class Shape:
             self._comma = True
             return self._feed(line, number)
         return self._read(found, number)
+
+    @property
+    def _may_begin_a_table(self) -> bool:
+        """Whether columns would be the run's own: not those of a summary, or of a printed frame."""
+        return self._of_columns or self._records < SETTLED_RECORDS
 
     def end(self) -> list[Placed]:
         """The record that was waiting for more, at the end of the output."""
@@ -363,6 +373,7 @@ class Shape:
         return now == before and bool(found.loss) and found.grad_norm is not None
 
     def _step_of(self, found: Reading) -> int | None:
+        self._indexed |= found.epoch is not None and not found.whole_epoch
         if found.step is not None and not self._repeats.are_endless:
             return self.steps.absolute(
                 found.rank, found.step, counted_to=found.counted_to, epoch=self._epoch

@@ -35,17 +35,47 @@ _BOTH = re.compile(rf"\bstep (\d+): train loss {_N}, val loss ({_N})")
 # OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768
 # WARNING: The grad norm is nan. Skipping updating the model.
 # WARNING: NaN or Inf found in input tensor.
+_RECORD_OF_NAN = re.compile(r"\bstep:? ?\d+,? loss is ")  # epoch: 1 step: 31, loss is nan
 _SKIP = re.compile(
     r"overflow[^a-z]|overflow detected|skipping (?:updat|step|optimizer)|skipped step"
     r"|(?:grad\w*(?: norm)?|loss) (?:is|are) (?:nan|inf|not finite|non-finite)"
     r"|nan or inf found|non-?finite (?:grad|norm|loss)|(?:nan|inf)/(?:nan|inf) in grad"
     r"|detected (?:nan|inf) in (?:grad|loss)|found (?:nan|inf)"
 )
+_DIGIT, _METRIC = re.compile(r"\d"), re.compile(r"loss|acc|norm|lr\b", re.IGNORECASE)
 _SCALE = re.compile(r"(?:scale\D{0,20}|reducing to )(\d+(?:\.\d+)?(?:e[-+]?\d+)?)")
 _OTHER_RANK = re.compile(r"rank\D{0,2}(?!0\b)\d")
 _SKIP_WORDS = ("verflow", "skip", "nan", "finite", "inf")
 _UNITS = {"k": 1e3, "M": 1e6}
 _PROSE = ("error:", "traceback", "avoid", "raise ", "if ", "warning_once", "#", "check for")
+
+
+# Training loss (for 1 batch) at step 200: 2.31        Average loss at step 2000 : 4.2
+# avg loss over last 10 batches: 2.31                 Cost after iteration 100: 0.61
+_PHRASE = re.compile(
+    r"\b((?:[A-Za-z_]{1,20} ){0,2}(?:loss|cost)) ?"
+    r"((?:\(|\[|(?:at|after|on|over|per|of|in|for)\b)(?:[^:=|,\n]|,(?=\d)){1,60}?) ?[:=] ?"
+    rf"({_N})(?![\w.])",
+    re.IGNORECASE,
+)
+_STEP_OF_PHRASE = re.compile(
+    r"\b(step|iter(?:ation)?|update|epoch|(?:mini-?)?batch) ?#?(\d[\d,]*)", re.IGNORECASE
+)
+
+
+def spelled_out(line: str, low: str) -> str | None:
+    """The same line without a phrase that has a number of its own: `step 200 Training loss: 2.31`.
+
+    None where there is no such phrase.
+    """
+    if "loss" not in low and "cost" not in low:
+        return None
+    found = _PHRASE.search(line)
+    if found is None or not _DIGIT.search(found[2]) or _METRIC.search(found[2]):
+        return None
+    step = _STEP_OF_PHRASE.search(found[2])
+    place = f"{step[1]} {step[2]} " if step else ""
+    return f"{line[: found.start()]}{place}{found[1]}: {line[found.start(3) :]}"
 
 
 def read(line: str, low: str) -> Reading | None:
@@ -117,7 +147,11 @@ def _named(step: int, loss: Loss, *, lr: float | None = None) -> Reading:
 
 def _skip(low: str) -> Reading | None:
     """A message that an update was left out because its gradient was not finite."""
-    if _SKIP.search(low) is None or any(word in low for word in _PROSE):
+    if (
+        _SKIP.search(low) is None
+        or _RECORD_OF_NAN.search(low)
+        or any(word in low for word in _PROSE)
+    ):
         return None
     if _OTHER_RANK.search(low):
         return Reading(kind="rule")

@@ -6,7 +6,7 @@ import re
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?|\b(?:nan|inf)\b", re.IGNORECASE)
 
 REPEATS = 8
 """A step seen this few records ago is another rank or a redraw, not a new record."""

@@ -80,6 +80,9 @@ def read_text(line: str, *, decimal_comma: bool = False) -> Reading | None:
     around = tuple(parts[::2])
     plan = _PLANS.get(around)
     if plan is None:
+        plain = special.spelled_out(line, low)
+        if plain is not None:
+            return read_text(plain, decimal_comma=decimal_comma)
         found = special.read(line, low)
         if found is not None and found.kind:
             return found
