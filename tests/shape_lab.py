@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from overnight.core.formats import Reading
-from overnight.core.formats.shape import Placed, Shape
+from overnight.core.formats.reading import Placed
+from overnight.core.formats.shape import Shape
 
 
 def readings(lines: Iterable[str]) -> list[Reading]:

@@ -125,6 +125,7 @@ QUERIES = (
     "overnight.adapters.store",
     "overnight.adapters.control",
     "overnight.adapters.lock",  # whether a supervisor lives: a few lines, no import of weight
+    "overnight.adapters.patience",  # a user's pattern must end in replay, too
 )
 
 

@@ -174,3 +174,11 @@ def many(form: str) -> str:
 def test_most_empty_cells_mean_nothing(rows):
     """A row about something else, or a loss that is not written each time."""
     assert nan_steps(rows) == []
+
+
+def test_rows_of_an_evaluation_are_told_by_a_word():
+    """A column `phase` with `train` and `val`: the losses of one are the training's."""
+    text = "epoch,phase,loss,acc\n" + "".join(
+        f"{n},train,2.{n},0.5\n{n},val,9.{n},0.5\n" for n in range(5)
+    )
+    assert [loss for _step, loss in read(text)] == [2.0, 2.1, 2.2, 2.3, 2.4]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from overnight.core.formats.given import SLOW_LINES, Given, MetricsConfig
-from overnight.core.formats.shape import Placed, Shape
+from overnight.core.formats.reading import Placed
+from overnight.core.formats.shape import Shape
 
 
 def readings(lines, **config):

@@ -263,7 +263,7 @@ def continued(lines: list[str], resumed_step: int, more: list[str], **config: An
     """The steps of an attempt that resumes there, after one that has printed these lines."""
     first = Worker(**config)
     first.log(*lines)
-    second = Worker(attempt=2, resumed_step=resumed_step, before=first.stream, **config)
+    second = Worker(attempt=2, resumed_step=resumed_step, earlier=first.stream.steps, **config)
     return steps(second.log(*more))
 
 
@@ -311,8 +311,8 @@ def test_a_counter_that_never_began_anew_says_itself_where_it_is() -> None:
 def test_counters_go_on_over_an_attempt_that_printed_nothing() -> None:
     first = Worker()
     first.log(*epochs(FORMS[0], (0, 10, 100), (1, 10, 100)))
-    second = Worker(attempt=2, resumed_step=150, before=first.stream)
-    third = Worker(attempt=3, resumed_step=150, before=second.stream)
+    second = Worker(attempt=2, resumed_step=150, earlier=first.stream.steps)
+    third = Worker(attempt=3, resumed_step=150, earlier=second.stream.steps)
     assert steps(third.log(*epochs(FORMS[0], (1, 60, 80)))) == [160, 170, 180]
 
 
@@ -364,3 +364,23 @@ def test_a_null_in_the_metrics_file_is_nan() -> None:
     worker.metrics(*jsonl(*range(1, 120)))
     [record] = worker.metrics('{"step": 120, "loss": null}')
     assert repr(record.loss) == "nan"
+
+
+def test_a_file_that_is_written_anew_goes_on_after_a_resume() -> None:
+    """Rows of this process only, all of them again at each save: none is taken for a known one."""
+    first = Worker(metrics=CSV)
+    head = "epoch,batch,loss"
+    rows = [f"{e},{b},2.5" for e in range(4) for b in range(10, 41, 10)]
+    assert steps(first.file(head, *rows[:13], begins=True)) == list(range(10, 140, 10))
+    second = Worker(attempt=2, metrics=CSV, resumed_step=120, earlier=first.stream.steps)
+    more = rows[12:] + [f"4,{b},2.5" for b in range(10, 41, 10)]
+    found = []
+    for count in range(1, len(more) + 1):
+        found += steps(second.file(head, *more[:count], at=100.0 + 5 * count, begins=True))
+    assert found == list(range(130, 210, 10))
+
+
+def test_an_epoch_that_is_begun_again_after_a_resume_is_not_the_next_one() -> None:
+    """No epoch is printed; the script goes back to its beginning."""
+    before = epochs(FORMS[1], (0, 10, 100), (1, 10, 90))
+    assert continued(before, 175, epochs(FORMS[1], (1, 10, 30))) == [110, 120, 130]

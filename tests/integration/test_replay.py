@@ -134,3 +134,15 @@ def test_the_names_of_the_config_count(tmp_path: Path) -> None:
     assert (wrong.returncode, wrong.stdout) == (2, b"")
     assert "metrics.pattern" in wrong.stderr.decode()
     assert "write {loss} for the number" in wrong.stderr.decode()
+
+
+def test_a_pattern_that_would_never_end_is_given_up(tmp_path: Path) -> None:
+    """And the log is read without it."""
+    config, log = tmp_path / "o.toml", tmp_path / "log"
+    config.write_text("[metrics]\npattern = '(a|aa)+b{loss}$'\n")
+    lines = [f"{'a' * 60} step {n} loss {3 - n / 100}" for n in range(60)]
+    log.write_text("\n".join(lines))
+    done = replay("--json", log, "--config", config)
+    assert done.returncode == 0
+    assert "the pattern takes too long" in done.stderr.decode()
+    assert json.loads(done.stdout)["records"] == 40

@@ -6,6 +6,7 @@ import json
 import types
 
 import pytest
+import torch
 
 from overnight_probe import trainers
 
@@ -26,7 +27,7 @@ def module(monkeypatch, tmp_path):
     monkeypatch.setenv("OVERNIGHT_METRICS", str(tmp_path / "metrics.jsonl"))
     monkeypatch.delenv("OVERNIGHT_RESUME", raising=False)
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(trainers, "_given", set())
+    monkeypatch.setattr(trainers, "_trainings", [])
     made = types.ModuleType("framework")
     made.Trainer = type("Trainer", (Trainer,), dict(vars(Trainer)))
     trainers.hugging_face(made)
@@ -43,8 +44,11 @@ def test_a_fresh_start_is_the_scripts_own(module, tmp_path):
     """Nothing is handed over; and it is known from now on that this script can resume."""
     assert module.Trainer().train(True, trial=1, x=2) == (True, 1, {"x": 2})
     assert module.Trainer().fit("model", "data", ckpt_path="own.ckpt")[3] == "own.ckpt"
-    hello = {"event": "hello", "resume": True, "lr_scale": True, "skip": False}
-    assert hellos(tmp_path) == [hello, hello]
+    hello = {"event": "hello", "lr_scale": True, "skip": False}
+    assert hellos(tmp_path) == [
+        {**hello, "resume": True, "loads": "checkpoint-*"},
+        {**hello, "resume": False, "loads": "*.ckpt"},  # a second training has no route
+    ]
 
 
 def test_only_the_main_process_says_hello(module, tmp_path, monkeypatch):
@@ -63,9 +67,18 @@ def test_the_chosen_checkpoint_wins_once(module, tmp_path, monkeypatch):
     assert module.Trainer().train("other")[0] == "other"
 
 
-def test_lightning_gets_a_file(module, monkeypatch):
-    monkeypatch.setenv("OVERNIGHT_RESUME", "out/step=100.ckpt")
-    assert module.Trainer().fit("model", "data", ckpt_path=None)[3] == "out/step=100.ckpt"
+@pytest.mark.parametrize("whole", [True, False])
+def test_lightning_gets_a_file(module, monkeypatch, tmp_path, whole):
+    """One that holds weights only cannot be resumed from, and says so."""
+    path = tmp_path / "step=100.ckpt"
+    state = {"state_dict": {}, "global_step": 100} | ({"optimizer_states": []} if whole else {})
+    torch.save(state, path)
+    monkeypatch.setenv("OVERNIGHT_RESUME", str(path))
+    if not whole:
+        with pytest.raises(trainers.ChosenCheckpointError, match="holds no optimizer"):
+            module.Trainer().fit("model", "data", ckpt_path=None)
+        return
+    assert module.Trainer().fit("model", "data", ckpt_path=None)[3] == str(path)
     assert module.Trainer().fit("model", "data", ckpt_path=None)[3] is None
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fakes import World, checkpoint, chunk, dies, do, line, steps, wait
+from overnight.core.events import CheckpointSeen, Identity
 
 LIMITS = {"detect": {"stall": {"first_s": 60, "floor_s": 60}}}
 
@@ -123,3 +124,28 @@ def test_another_model_in_the_same_process_is_no_fault(announced):
     )
     world.supervise()
     assert bool(world.incidents) is not announced
+
+
+def numbered(number):
+    """A checkpoint whose name holds the number of the epoch."""
+
+    def seen(world):
+        identity = Identity(f"/out/epoch_{number}.pt", number, int(world.now), 4096)
+        world.put(CheckpointSeen(world.now, identity, "pt", number, world.wall()))
+
+    return seen
+
+
+def test_the_number_of_an_epoch_in_a_name_is_no_step():
+    """What was lost, where it goes on and what is healthy are told in steps of the log."""
+    world = World(
+        [epoch(0, 1, 100), numbered(1), epoch(1, 1, 100), numbered(2), epoch(2, 1, 50)]
+        + [dies(code=1), wait(20), epoch(2, 1, 100), numbered(3), epoch(3, 1, 30), dies(code=1)]
+        + [wait(20), epoch(3, 1, 100), dies(code=0)]
+    )
+    assert world.supervise() == 0
+    incidents = list(world.incidents.values())
+    assert incidents[0].checkpoint_step == 200
+    assert incidents[-1].checkpoint_step == 300
+    assert incidents[-1].cost_steps == 30
+    assert world.run.last.step == 400

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -70,6 +71,41 @@ class Report:
             os.write(self._file, line.encode() + b"\n")
         except OSError:
             return
+
+
+def holds(path: str) -> bool:
+    """Whether this process is the one that reports: the first that asked, while it lives.
+
+    A script may start another one that trains, too; both would be taken for one run.
+    """
+    place = f"{path}.probe-pid"
+    for _attempt in range(2):
+        try:
+            file = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(file, "w", encoding="ascii") as lock:
+                lock.write(str(os.getpid()))
+            return True
+        except FileExistsError:
+            if _is_other(place):
+                return False
+        except OSError:
+            return True  # a full disk: nobody can tell
+    return True
+
+
+def _is_other(place: str) -> bool:
+    """Whether the file names another process that lives; one of a dead process is removed."""
+    try:
+        with open(place, encoding="ascii") as lock:
+            pid = int(lock.read())
+        if pid == os.getpid():
+            return False
+        os.kill(pid, 0)
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError):
+            os.unlink(place)
+        return False
+    return True
 
 
 @dataclass(frozen=True)

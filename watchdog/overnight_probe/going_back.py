@@ -26,6 +26,11 @@ class GoingBack:
         self._last: tuple[int, float] | None = None
         self._told = False
 
+    def begin_anew(self) -> None:
+        """Another model is trained from here on: what was kept, and its level, are of the first."""
+        self.ring.clear()
+        self.calm, self._last = Calm(), None
+
     # --- keeping -------------------------------------------------------------------------------
 
     def keep(self, step: int, optimizers: list[Any]) -> None:

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from overnight_probe.channel import Control, Report, Settings, now
+from overnight_probe.channel import Control, Report, Settings, holds, now
 from overnight_probe.going_back import GoingBack
 from overnight_probe.guard import Clip
 from overnight_probe.ranks import Ranks
@@ -232,7 +232,9 @@ class Probe:
             seen.record = {"values": values, "loss": loss, "norm": norm, "skip": skip}
         else:
             self._without_leader += 1
-            self._rivals |= not shares_parameters(optimizer, self._leader())
+            # Several optimizers may share one loss (Muon and AdamW): then they pull together.
+            of_its_own = loss is not None and not shares_parameters(optimizer, self._leader())
+            self._rivals |= of_its_own
 
     @harmless
     def after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
@@ -281,7 +283,7 @@ class Probe:
                 self._seen[leader].leads = False
             seen.leads, self._without_leader, self._rivals = True, 0, False
             self._leader = weakref.ref(optimizer)
-            self._back.ring.clear()  # they are of the model before
+            self._back.begin_anew()
             self._greet(optimizer)
         return seen
 
@@ -298,6 +300,10 @@ class Probe:
             self._main = rank == 0
             if ranks > 1 and self._back.ranks is None:
                 self._back.ranks = Ranks(about.metrics, rank=rank, size=ranks)
+        if self._main and not holds(about.metrics):
+            self._main = False
+            self.switch_off("another process of this run is watched")
+            return
         self._say(
             hello=VERSION,
             optimizer=type(optimizer).__name__,

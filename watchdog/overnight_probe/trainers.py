@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import zipfile
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -17,8 +18,8 @@ from typing import Any
 from overnight_probe import callbacks
 from overnight_probe.channel import Report, is_main_process
 
-_given: set[str] = set()
-"""Checkpoints that a training of this process has got already: a second one begins at its own."""
+_trainings: list[None] = []
+"""One for each training that this process has begun."""
 
 
 class ChosenCheckpointError(RuntimeError):
@@ -34,7 +35,7 @@ def hugging_face(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        chosen = _chosen(lambda path: os.path.exists(os.path.join(path, "trainer_state.json")))
+        chosen = _chosen("checkpoint-*", _of_hugging_face)
         with contextlib.suppress(Exception):  # without it only its length is not known
             ours = callbacks.HuggingFaceCallback
             if not any(isinstance(one, ours) for one in self.callback_handler.callbacks):
@@ -50,7 +51,7 @@ def lightning(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        chosen = _chosen(lambda path: path.endswith(".ckpt"))
+        chosen = _chosen("*.ckpt", _of_lightning)
         with contextlib.suppress(Exception):
             ours = callbacks.LightningCallback
             if not any(isinstance(one, ours) for one in self.callbacks):
@@ -62,16 +63,43 @@ def lightning(module: ModuleType) -> None:
     module.Trainer.fit = fit  # type: ignore[attr-defined]
 
 
-def _chosen(fits: Callable[[str], bool]) -> str | None:
-    """Say that this script can resume now; the checkpoint to resume from, None on a fresh start."""
+def _chosen(loads: str, fits: Callable[[str], str]) -> str | None:
+    """The checkpoint to resume from, None on a fresh start; `fits` says what is wrong with one.
+
+    `loads` is a pattern for the names of those that this trainer can resume from.
+
+    Only the first training of a process can be resumed: a second one's checkpoint would be given
+    to the first, and the second begin anew. So from then on there is no resume route.
+    """
+    first = not _trainings
+    _trainings.append(None)
     metrics = os.environ.get("OVERNIGHT_METRICS")
     if metrics and is_main_process(os.environ):
-        said = {"event": "hello", "resume": True, "lr_scale": True, "skip": False}
-        Report(metrics).write(said)
+        said = {"event": "hello", "resume": first, "lr_scale": True, "skip": False}
+        Report(metrics).write({**said, "loads": loads})
     path = os.environ.get("OVERNIGHT_RESUME")
-    if not path or path in _given:
+    if not path or not first:
         return None
-    if not fits(path):
-        raise ChosenCheckpointError(f"{path} was not written by this trainer")
-    _given.add(path)
+    wrong = fits(path)
+    if wrong:
+        raise ChosenCheckpointError(f"{path} {wrong}")
     return path
+
+
+def _of_hugging_face(path: str) -> str:
+    """What is wrong with a checkpoint of the Trainer; "" if nothing is."""
+    here = os.path.exists(os.path.join(path, "trainer_state.json"))
+    return "" if here else "was not written by this trainer"
+
+
+def _of_lightning(path: str) -> str:
+    """What is wrong with a checkpoint of Lightning; "" if nothing is. Nothing of it is loaded."""
+    if not path.endswith(".ckpt"):
+        return "was not written by this trainer"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+            whole = any(b"optimizer_states" in archive.read(name) for name in names)
+    except (OSError, zipfile.BadZipFile):
+        return ""  # of another format, or not here: Lightning knows better
+    return "" if whole else "holds no optimizer (save_weights_only): it cannot be resumed from"

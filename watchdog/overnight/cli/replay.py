@@ -53,6 +53,7 @@ def replay(
 
 def _replays(config: Path | None, pacing: Pacing | None) -> Callable[[bool], Replay]:
     """A maker of fresh replays with the thresholds of a config."""
+    from overnight.adapters.patience import Patience
     from overnight.config import parse_config, read_config
     from overnight.core.policy import Policy
     from overnight.core.replay import Replay
@@ -60,6 +61,8 @@ def _replays(config: Path | None, pacing: Pacing | None) -> Callable[[bool], Rep
     values, source = read_config(config, Path.cwd()) if config else ({}, None)
     settings = parse_config(values, source=str(source))
     policy = Policy(settings.policies)
+
+    search = Patience().search
 
     def fresh(has_heading: bool) -> Replay:
         return Replay(
@@ -69,6 +72,7 @@ def _replays(config: Path | None, pacing: Pacing | None) -> Callable[[bool], Rep
             pacing=pacing,
             metrics=settings.metrics,
             has_heading=has_heading,
+            search=search,
         )
 
     return fresh
@@ -108,7 +112,10 @@ def _read(log: str, replay: Replay, exit_code: int | None) -> Report:
     if decoder.cut_lines:
         cut = f"{decoder.cut_lines} lines are longer than {LINE_BYTES >> 10} KiB and were cut"
         click.echo(f"{log}: {cut}", err=True)
-    return replay.finish(exit_code)
+    report = replay.finish(exit_code)
+    for note in report.notes:
+        click.echo(f"{log}: {note}", err=True)
+    return report
 
 
 @contextlib.contextmanager

@@ -243,7 +243,7 @@ class Ledger:
     def listing(self) -> list[tuple[Entry, Health, str]]:
         """Entries whose bytes exist, with their health and why, by step."""
         rows = [(entry, *self.health(entry)) for entry in self.entries() if entry.available]
-        return sorted(rows, key=lambda row: (row[0].step is None, row[0].step or 0))
+        return sorted(rows, key=lambda row: (row[0].run_step is None, row[0].run_step or 0))
 
     def described(self) -> list[Entry]:
         """All entries with their health filled in, for the store and its readers."""
@@ -314,7 +314,7 @@ class Ledger:
             health, why = self.health(entry)
             if health in (Health.HEALTHY, Health.VERIFIED):
                 found.append(
-                    Target(entry.path, entry.step, health, entry.position, entry.identity, why)
+                    Target(entry.path, entry.run_step, health, entry.position, entry.identity, why)
                 )
         return found
 

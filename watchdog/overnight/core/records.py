@@ -17,7 +17,8 @@ from overnight.core.events import LogChunk, Position, Source, StepMetric
 from overnight.core.formats import Reading, WorkerEvent, read_protocol
 from overnight.core.formats.blanks import Blanks
 from overnight.core.formats.given import Given, MetricsConfig, Search
-from overnight.core.formats.shape import Placed, Shape
+from overnight.core.formats.reading import Placed
+from overnight.core.formats.shape import Shape
 from overnight.core.formats.steps import Steps
 
 SILENT_FACTOR = 10
@@ -58,13 +59,13 @@ class RecordStream:
         metrics: MetricsConfig | None = None,
         started_at: float = 0.0,
         resumed_step: int | None = None,
-        before: RecordStream | None = None,
+        earlier: tuple[Steps, Steps] | None = None,
         log_has_heading: bool = False,
         search: Search = re.Pattern.search,
     ) -> None:
         """`records_before` numbers the steps of a script that prints none; a file that the config
         names (`metrics`) has nothing new up to `resumed_step`, at which counters go on as they
-        did in the attempt `before`; `log_has_heading`: what is read as a log is a CSV file;
+        did in the `earlier` attempt; `log_has_heading`: what is read as a log is a CSV file;
         `search` tries the user's pattern.
         """
         self._attempt = attempt
@@ -82,10 +83,10 @@ class RecordStream:
         self._last: StepMetric | None = None
         self._gaps: deque[float] = deque(maxlen=50)
         self._metrics_at: float | None = started_at if named else None
-        log_steps, file_steps = before.steps_as_of(resumed_step) if before else (None, None)
+        self._earlier, self._resumed_step = earlier, resumed_step
+        log_steps, file_steps = self._resumed_steps()
         self._log = Shape(self._given, of_file=log_has_heading, steps=log_steps)
         self._file = Shape(self._given, of_file=True, steps=file_steps)
-        self._files_begun = 0
         self._advised = self._told_slow = False
         self._started_at = started_at
         self._lines: Counter[Source] = Counter()
@@ -133,11 +134,18 @@ class RecordStream:
             for found in shape.end():
                 yield from self._found(found, chunk, time_utc)
 
-    def steps_as_of(self, step: int | None) -> tuple[Steps | None, Steps | None]:
-        """Where the counters of log and file stood at a step, for an attempt that resumes there."""
-        if step is None:
+    def _resumed_steps(self) -> tuple[Steps | None, Steps | None]:
+        """Where the counters of log and file stood when this attempt resumed, each time anew."""
+        step = self._resumed_step
+        if self._earlier is None or step is None:
             return None, None
-        return self._log.steps.as_of(step), self._file.steps.as_of(step)
+        log, file = self._earlier
+        return log.as_of(step), file.as_of(step)
+
+    @property
+    def steps(self) -> tuple[Steps, Steps]:
+        """What was learned of the counters in log and file, for the next attempt."""
+        return self._log.steps, self._file.steps
 
     def advise(self, at: float) -> str:
         """What a person should know of a run of which nothing is understood; once, else ""."""
@@ -160,9 +168,7 @@ class RecordStream:
 
     def _begin_file(self, chunk: LogChunk) -> None:
         """A file is read from its head: what it has told before, or another one has, is known."""
-        if self._files_begun:
-            self._file = Shape(self._given, of_file=True)
-        self._files_begun += 1
+        self._file = Shape(self._given, of_file=True, steps=self._resumed_steps()[1])
         if chunk.heading:
             self._file.heading(chunk.heading)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from overnight.core.detect.panel import Panel, PanelConfig
 from overnight.core.detect.stall import StallConfig, StallDetector, Witness
 from overnight.core.events import Action, LogChunk, Position, Severity, StepMetric, Verdict
 from overnight.core.exits import TAIL_LINES, Death, cause_of_end, tells
-from overnight.core.formats.given import MetricsConfig
+from overnight.core.formats.given import MetricsConfig, Search
 from overnight.core.policy import Policy
 from overnight.core.records import RecordStream
 from overnight.core.timestamps import stamp_s
@@ -83,6 +84,7 @@ class Report:
     timed: bool = False
     hours_saved: float | None = None
     lines: int = 0
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -130,8 +132,10 @@ class Replay:
         pacing: Pacing | None = None,
         metrics: MetricsConfig | None = None,
         has_heading: bool = False,
+        search: Search = re.Pattern.search,
     ) -> None:
-        """`has_heading`: the log is a CSV file, whose first line names its columns."""
+        """`has_heading`: the log is a CSV file, whose first line names its columns; `search`
+        tries a pattern of the user's."""
         self._config = panel
         self._panel = Panel(panel)
         self._first_loss: float | None = None
@@ -139,7 +143,7 @@ class Replay:
         self._policy = policy
         self._clock = _Clock(pacing)
         names = metrics.names_only() if metrics else None
-        self._stream = RecordStream(1, metrics=names, log_has_heading=has_heading)
+        self._stream = RecordStream(1, metrics=names, log_has_heading=has_heading, search=search)
         self._report = Report()
         self._tail: deque[tuple[int, int, str]] = deque(maxlen=TAIL_LINES)
         self._signs = 0
@@ -187,6 +191,8 @@ class Replay:
         report.format, report.loss_key = shape.style, shape.loss_key
         report.eval_records = self._stream.eval_records
         report.last_grad_norm, report.last_lr = shape.last_grad_norm, shape.last_lr
+        advice = self._stream.advise(0.0)
+        report.notes += [advice] if advice else []
         report.timed = self._clock.shift is not None or self._clock.pacing is not None
         if report.timed:
             report.hours_saved = self._hours_saved()

@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import PurePath
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -98,6 +99,11 @@ class Means:
     live: bool = False
     skips: bool = False
     in_flight: bool = False
+    loads: str = ""
+
+    def can_load(self, path: str) -> bool:
+        """Whether it is one of the files that the worker says it resumes from (a glob)."""
+        return not self.loads or PurePath(path).match(self.loads)
 
     @property
     def sentence(self) -> str:
@@ -147,7 +153,8 @@ def means_of(
     leaves_out = bool(hello and hello.get("skip", True))
     skips = (cooperates and leaves_out) or any("{skip_first}" in text for text in config.templates)
     lowers = lr_template or live
-    return Means(route, lowers_lr=lowers, live=live, skips=skips, in_flight=in_flight)
+    loads = str(hello.get("loads") or "") if hello and route is Route.COOPERATIVE else ""
+    return Means(route, lowers_lr=lowers, live=live, skips=skips, in_flight=in_flight, loads=loads)
 
 
 @dataclass(frozen=True, slots=True)

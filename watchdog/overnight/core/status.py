@@ -106,7 +106,7 @@ def _checkpoint(best: tuple[Entry, Health] | None) -> dict[str, Any] | None:
     entry, health = best
     return {
         "path": entry.path,
-        "step": entry.step,
+        "step": entry.run_step,
         "health": health.value,
         "saved_utc": entry.saved_utc,
     }

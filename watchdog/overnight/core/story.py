@@ -20,6 +20,9 @@ from overnight.core.events import (
     family_of,
 )
 
+LAG = 1.2
+"""A log that is buffered may be this far behind the checkpoint that has just been saved."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -53,6 +56,18 @@ class Entry:
     linked: bool = False
     health: Health = Health.CANDIDATE
     health_reason: str = ""
+
+    @property
+    def run_step(self) -> int | None:
+        """The step of the run at which it was saved.
+
+        That of its name, where the log agrees (it may lag behind); not an epoch (`epoch_3.pt`), nor
+        a count of batches where the log counts updates.
+        """
+        named, logged = self.step, self.order_step
+        if named is None or logged is None:
+            return named if logged is None else logged
+        return named if logged <= named <= LAG * logged else logged
 
     @property
     def path(self) -> str:
@@ -150,7 +165,7 @@ def checkpoint_json(entry: Entry, health: Health, reason: str) -> dict[str, Any]
     """The public form of a ledger entry (docs/protocol.md, `checkpoints --json`)."""
     return {
         "path": entry.identity.path,
-        "step": entry.step,
+        "step": entry.run_step,
         "format": entry.format,
         "size_bytes": entry.identity.size_bytes,
         "saved_utc": entry.saved_utc,

@@ -127,7 +127,7 @@ class Launcher:
                 metrics=settings.metrics,
                 started_at=at,
                 resumed_step=target.step if target else None,
-                before=run.attempt.stream if run.attempt else None,
+                earlier=run.attempt.stream.steps if run.attempt else None,
                 search=self._effects.search,
             ),
             panel=Panel(settings.panel, list(run.records), shifts=shifts),

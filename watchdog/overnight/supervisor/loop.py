@@ -206,7 +206,7 @@ class Supervisor:
         safety = Safety(
             training_since=attempt.first_at,
             healthy_at=None if age_s is None else at - age_s,
-            healthy_step=newest.step if newest else None,
+            healthy_step=newest.run_step if newest else None,
         )
         verdict = attempt.overdue.check(at, safety)
         if verdict is not None:

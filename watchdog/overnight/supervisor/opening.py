@@ -70,9 +70,10 @@ class Opening:
             return self._by_hand(run.ledger.known(start.by_hand.identity))
         if not start.continues:
             return Decision(Action.RESTART, "a fresh start", from_scratch=True)
+        means = run.means
         return run.policy.first(
-            run.ledger.targets(),
-            means=run.means,
+            [target for target in run.ledger.targets() if means.can_load(target.identity.path)],
+            means=means,
             checkpoints_exist=run.ledger.has_own(),
             careful=start.careful,
         )
@@ -83,5 +84,5 @@ class Opening:
         if entry.checked is Health.CORRUPT:
             return Decision(Action.HALT, f"{name} is corrupt: {entry.reason}", needs_you=True)
         health, why = self._run.ledger.health(entry)
-        target = Target(entry.path, entry.step, health, entry.position, entry.identity, why)
+        target = Target(entry.path, entry.run_step, health, entry.position, entry.identity, why)
         return Decision(Action.RESTART, "chosen by hand", target=target)

@@ -102,11 +102,12 @@ class Run:
         attempt = self.attempt
         probe = attempt.probe if attempt is not None else ProbeState()
         lives = attempt is not None and attempt.exited is None
+        rivals = attempt is not None and attempt.levels_ignored  # what is undone breaks the other
         return means_of(
             self.settings.resume,
             hello,
             probe=probe.alive,
-            in_flight=probe.snapshots and lives,
+            in_flight=probe.snapshots and lives and not rivals,
         )
 
     @property
@@ -187,11 +188,13 @@ class Run:
             onset=verdict.onset if numeric else None,
             onset_step=verdict.onset_step if numeric else None,
         )
+        means = self.means
+        targets = [target for target in targets if means.can_load(target.identity.path)]
         attempt = self.attempt
         signatures = (*self.signatures, death.signature) if death else tuple(self.signatures)
         return Situation(
             now_utc=now_utc,
-            means=self.means,
+            means=means,
             targets=tuple(targets),
             checkpoints_exist=self.ledger.has_own(),
             any_record=bool(attempt and attempt.records),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from overnight.core.formats.blanks import EXPECTED_TO_FAIL, Blanks, mark
 from overnight.core.formats.given import Given
-from overnight.core.formats.names import NAMED_RANK
+from overnight.core.formats.names import EVAL_WORDS, NAMED_RANK
 from overnight.core.formats.plan import offer_step, significant_digits, to_number
 from overnight.core.formats.reading import Loss, Reading
 
@@ -82,7 +82,8 @@ class Columns:
         if len(cells) < len(self._names) or not whole:
             return None  # a time may stand before the numbers of a CSV row, words before no others
         reading = self._row(cells)
-        if self._blanks.judge(reading).loss is None:
+        alone = reading.loss is None and reading.eval_loss is not None and not reading.filled
+        if self._blanks.judge(reading).loss is None and not alone:
             return None
         _bar_behind(reading, line)
         return reading
@@ -105,6 +106,9 @@ class Columns:
                     reading.digits = significant_digits(cell)
             else:
                 _put(reading, role, value, cell, rank=rank)
+        words = {cell.lower() for cell in cells if cell.isalpha()}
+        if reading.loss is not None and not words.isdisjoint(EVAL_WORDS):
+            return Reading(step=reading.step, eval_loss=reading.loss, epoch=reading.epoch)
         reading.losses, reading.filled, reading.blanks = tuple(losses), tuple(filled), tuple(blanks)
         return reading
 

@@ -26,7 +26,7 @@ MATCHED_CHARS = 4096
 """A user's pattern may be slow; it is not tried on more of a line than this."""
 
 SLOW_LINES = 20
-"""A pattern that was too slow for so many lines is not tried on any more."""
+"""A pattern that was too slow for so many lines, and fitted none in between, is given up."""
 
 _NUMBER = (
     r"[-+]?(?:1\.#(?:qnan|snan|ind|inf)\d*|\d[\d,]*\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?"
@@ -180,6 +180,7 @@ class Given:
             return None
         if found is None:
             return None
+        self._slow_lines = 0
         reading = Reading()
         for role in found.re.groupindex:
             begin, end = found.span(role)

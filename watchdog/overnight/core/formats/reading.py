@@ -61,6 +61,14 @@ class Reading:
         )
 
 
+@dataclass(slots=True)
+class Placed:
+    """A reading with its place: the step of the run (None: unknown) and the 1-based line."""
+
+    reading: Reading
+    line: int
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerEvent:
     """A line of the worker protocol that is no metric: hello, checkpoint, phase."""

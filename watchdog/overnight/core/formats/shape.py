@@ -16,7 +16,7 @@ from overnight.core.formats.given import Given, MetricsConfig
 from overnight.core.formats.joiner import Joiner
 from overnight.core.formats.jsonl import read_line
 from overnight.core.formats.names import PART_RANK, SIDE_RANK, are_adversarial
-from overnight.core.formats.reading import Reading
+from overnight.core.formats.reading import Placed, Reading
 from overnight.core.formats.steps import Familiar, Repeats, Steps
 from overnight.core.formats.tables import Table, choose, take
 from overnight.core.formats.text import clean, has_decimal_comma
@@ -32,14 +32,6 @@ PATIENCE = 20
 
 OVERFLOW_STREAK = 8
 """Overflows before this many records in a row are no longer a scaler that searches its scale."""
-
-
-@dataclass(slots=True)
-class Placed:
-    """A reading with its place: the step of the run (None: unknown) and the 1-based line."""
-
-    reading: Reading
-    line: int
 
 
 @dataclass(slots=True)
@@ -166,8 +158,7 @@ class Shape:
         found = self._given.match(line)
         if found is None:
             other = read_line(line)
-            skips = other is not None and other.kind == "skip"
-            return self._skip(other, number) if skips and other is not None else []
+            return self._skip(other, number) if other and other.kind == "skip" else []
         if found.epoch is not None and found.whole_epoch:
             self._epoch = int(found.epoch)
         if found.loss is None:

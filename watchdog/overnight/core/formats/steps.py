@@ -38,6 +38,7 @@ class _Counter:
     epoch: int | None = None
     offset: int = 0
     turns: list[_Turn] = field(default_factory=list)
+    resumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Steps:
             counter.offset += _epochs_passed(counter, count, counted_to, epoch) * (
                 counted_to or counter.largest + (counter.stride if count < counter.stride else 0)
             )
-            counter.offset = max(0, counter.offset)
+            counter.offset, counter.resumed = max(0, counter.offset), False
             if count > counter.last:
                 counter.stride = count - counter.last
         counter.last, counter.epoch = count, epoch
@@ -95,6 +96,7 @@ class Steps:
                 epoch=last.epoch,
                 offset=last.offset,
                 turns=counter.turns[:],
+                resumed=True,
             )
         return earlier
 
@@ -111,7 +113,8 @@ def _epochs_passed(counter: _Counter, count: int, counted_to: int | None, epoch:
     if counted_to is None or count >= counter.last or 10 * count > counted_to:
         return 0
     # The epoch is not printed, or printed too late: what counts is how far it had come.
-    far = 0.98 if known else 0.5
+    # After a resume it may be the same epoch, begun again.
+    far = 0.98 if known or counter.resumed else 0.5
     return 1 if counter.last >= far * counted_to else 0
 
 
