@@ -184,3 +184,15 @@ def test_a_probe_without_room_says_so_and_the_run_is_as_without_it():
     run = World([*script, *STORY[2:], wait(5)], config=NO_FLAGS)
     assert run.supervise() == 1
     assert run.said("cannot go back in place")
+
+
+def test_back_in_place_the_level_is_still_that_of_the_second_model():
+    """k-fold: what the first model reached at its end is no measure for the second."""
+    run = World(
+        [*HELLO, steps(1, 200, loss=0.2), HELLO[0], steps(201, 300)]
+        + [line(f"Step {n} | Loss: nan | LR: 1.000e-03") for n in (301, 302, 303)]
+        + [obeys(304, 250), steps(305, 500, lr=0.0005), dies(code=0)],
+        config=NO_FLAGS,
+    )
+    assert run.supervise() == 0
+    assert len(run.incidents) == 1

@@ -99,7 +99,7 @@ class InPlace:
         run.back_in_place(verdict.onset, new_scale=scale)
         self._journal.rewind(run.last.position if run.last else BEFORE_ALL)
         shifts = attempt.panel.shifts
-        attempt.panel = Panel(run.settings.panel, list(run.records), shifts=shifts)
+        attempt.panel = Panel(run.settings.panel, run.level_records, shifts=shifts)
         if attempt.levels_ignored:
             attempt.panel.ignore_level()
         attempt.watch, attempt.lr_scale = watch, scale

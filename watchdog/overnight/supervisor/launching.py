@@ -130,7 +130,7 @@ class Launcher:
                 earlier=run.attempt.stream.steps if run.attempt else None,
                 search=self._effects.search,
             ),
-            panel=Panel(settings.panel, list(run.records), shifts=shifts),
+            panel=Panel(settings.panel, run.level_records, shifts=shifts),
             stall=StallDetector(settings.stall, started_at=at),
             buffering=BlockBuffering(),
             overdue=OverdueDetector(settings.max_loss_s),

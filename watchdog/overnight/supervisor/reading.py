@@ -104,7 +104,7 @@ class Reader:
         elif event.name == "phase":
             attempt.stall.phase(str(fields.get("name", "")), at=at)
         elif event.name == "rebase":
-            attempt.panel.rebase()
+            self._run.rebase()
             why = one_line(str(fields.get("why", "")), limit=80) or "no reason given"
             self._effects.say(f"a change was announced ({why}): the level of the loss starts anew")
         elif event.name == "checkpoint" and isinstance(fields.get("path"), str):
@@ -116,7 +116,7 @@ class Reader:
     def _probe(self, said: Mapping[str, Any], attempt: Attempt) -> None:
         """The probe speaks of itself, or answers an order."""
         if "hello" in said and attempt.probe.alive:  # another model, in the same process
-            attempt.panel.rebase()
+            self._run.rebase()
         for_people = attempt.probe.hear(said)
         if for_people is not None:
             self._effects.say(for_people)

@@ -86,6 +86,7 @@ class Run:
     records: deque[StepMetric] = field(default_factory=lambda: deque(maxlen=KEPT_RECORDS))
     record_count: int = 0
     first_step: int | None = None
+    rebased: Position | None = None
     past: list[PastRecovery] = field(default_factory=list)
     signatures: list[str] = field(default_factory=list)
     hello: Mapping[str, Any] | None = None
@@ -204,6 +205,20 @@ class Run:
             records_since_resume=attempt.records if attempt and attempt.resumed else None,
             signatures=signatures,
         )
+
+    def rebase(self) -> None:
+        """The loss begins a new level here, and that is meant: a change of data, another model."""
+        self.rebased = self.last.position if self.last else None
+        if self.attempt is not None:
+            self.attempt.panel.rebase()
+
+    @property
+    def level_records(self) -> list[StepMetric]:
+        """The records that tell the level of the loss: those since it last began anew."""
+        records, since = list(self.records), self.rebased
+        if since is None or not records or records[-1].position < since:
+            return records  # back to before the change
+        return [record for record in records if record.position > since]
 
     def reached(self, step: int) -> None:
         """How far the newest recovery has led."""
