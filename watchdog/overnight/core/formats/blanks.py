@@ -13,13 +13,6 @@ from overnight.core.formats.reading import Loss, Reading
 EXPECTED_TO_FAIL = ("grad_norm", "eval_loss")
 """What goes NaN together with the loss does not tell one row from another."""
 
-
-def mark(name: str, value: object) -> str:
-    """A filled cell, for the comparison of rows; a short word such as `eval` counts, too."""
-    word = isinstance(value, str) and len(value) <= MAX_WORD_CHARS and value.isalpha()
-    return f"{name}={value}" if word else name
-
-
 MAX_WORD_CHARS = 16
 
 SURE_ROWS = 4
@@ -28,6 +21,12 @@ SURE_ROWS = 4
 CAREFUL_ROWS, MAX_WAIT_ROWS = 100, 20
 """After 100 rows with a loss the first one without is news. After fewer it may have been written at
 each of the first steps only: 20 rows are waited for after 5 of them, 10 after 10."""
+
+
+def mark(name: str, value: object) -> str:
+    """A filled cell, for the comparison of rows; a short word such as `eval` counts, too."""
+    word = isinstance(value, str) and len(value) <= MAX_WORD_CHARS and value.isalpha()
+    return f"{name}={value}" if word else name
 
 
 class Blanks:

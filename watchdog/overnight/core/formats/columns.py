@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from overnight.core.formats.blanks import EXPECTED_TO_FAIL, Blanks, mark
 from overnight.core.formats.given import Given
-from overnight.core.formats.names import EVAL_WORDS, NAMED_RANK
+from overnight.core.formats.names import EVAL_WORDS, NAMED_RANK, SPLIT_NAMES
 from overnight.core.formats.plan import offer_step, significant_digits, to_number
 from overnight.core.formats.reading import Loss, Reading
 
@@ -88,6 +88,13 @@ class Columns:
         _bar_behind(reading, line)
         return reading
 
+    def _is_evaluation(self, cells: Sequence[str]) -> bool:
+        """Whether a column such as `phase` says so."""
+        pairs = zip(self._names, cells, strict=False)
+        return any(
+            cell.lower() in EVAL_WORDS for name, cell in pairs if name.lower() in SPLIT_NAMES
+        )
+
     def _row(self, cells: Sequence[str]) -> Reading:
         reading, losses, filled, blanks, best = Reading(kind="whole"), [], [], [], 99
         for name, cell, (role, rank) in zip(self._names, cells, self._roles, strict=False):
@@ -106,8 +113,7 @@ class Columns:
                     reading.digits = significant_digits(cell)
             else:
                 _put(reading, role, value, cell, rank=rank)
-        words = {cell.lower() for cell in cells if cell.isalpha()}
-        if reading.loss is not None and not words.isdisjoint(EVAL_WORDS):
+        if reading.loss is not None and self._is_evaluation(cells):
             return Reading(step=reading.step, eval_loss=reading.loss, epoch=reading.epoch)
         reading.losses, reading.filled, reading.blanks = tuple(losses), tuple(filled), tuple(blanks)
         return reading

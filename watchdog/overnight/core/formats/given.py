@@ -34,6 +34,7 @@ _NUMBER = (
 )
 _HALF = re.compile(rf"(?<!\\)\{{(?:{'|'.join(ROLES)})(?=\s|$)|(?<![\w{{])(?:loss|step)\}}")
 _NONFINITE = re.compile(r"\b(?:nan|inf(?:inity)?)\b", re.IGNORECASE)
+# As Microsoft's C library prints them: -nan(ind), 1.#QNAN, 1.#INF.
 _WINDOWS = re.compile(r"^[-+]?(?:1\.#(?:(inf)|\w+)|nan\(\w+\))\d*$", re.IGNORECASE)
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 
@@ -234,9 +235,7 @@ def _with_loss(found: Reading | None, match: re.Match[str] | None, name: str) ->
 def _put(reading: Reading, role: str, text: str, *, name: str = "loss") -> None:
     """Set one number; what is no number is left out."""
     text = text.strip().strip("\"'")
-    windows = _WINDOWS.match(
-        text
-    )  # as printed by Microsoft's C library: -nan(ind), 1.#QNAN, 1.#INF
+    windows = _WINDOWS.match(text)
     value = (math.inf if windows[1] else math.nan) if windows else to_number(text)
     if value is None:
         return

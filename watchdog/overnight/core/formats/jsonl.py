@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from overnight.core.formats.blanks import EXPECTED_TO_FAIL, mark
-from overnight.core.formats.names import EVAL_WORDS, Meaning, meaning
+from overnight.core.formats.names import EVAL_WORDS, SPLIT_NAMES, Meaning, meaning
 from overnight.core.formats.plan import MAX_STEP
 from overnight.core.formats.reading import Loss, Reading, WorkerEvent
 from overnight.core.formats.text import (
@@ -78,8 +78,9 @@ def _reading(values: Mapping[str, object], means: Meaning) -> Reading | None:
         reading.digits = None if best.text is None else significant_digits(best.text)
     reading.blanks, reading.filled = _blanks_and_filled(values, means)
     reading.skipped = values.get("skipped") is True
-    split = values.get("split", values.get("mode", values.get("phase")))
-    if isinstance(split, str) and split.lower() in EVAL_WORDS and reading.loss is not None:
+    splits = [values.get(name) for name in SPLIT_NAMES]
+    evaluates = any(isinstance(split, str) and split.lower() in EVAL_WORDS for split in splits)
+    if evaluates and reading.loss is not None:
         return Reading(step=reading.step, eval_loss=reading.loss, epoch=reading.epoch)
     return reading if seen or reading.blanks else None
 

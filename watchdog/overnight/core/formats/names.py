@@ -64,6 +64,9 @@ _NAMES = {
 }
 """The last words of a name -> its role, "" for none. Longer endings win."""
 
+SPLIT_NAMES = ("split", "mode", "phase", "stage", "subset")
+"""Columns and keys that say whether a row trains or evaluates."""
+
 _NO_LOSS = frozenset(
     (
         "py",
