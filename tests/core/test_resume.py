@@ -252,3 +252,29 @@ def test_a_start_from_scratch_takes_only_the_rate() -> None:
     """No checkpoint, but the reduced rate: the other templates are left out."""
     args = ["--resume", "{checkpoint}", "--lr", "{lr}", "--scale={lr_scale}", "--auto"]
     assert rate_arguments(args) == ["--lr", "{lr}", "--scale={lr_scale}"]
+
+
+@pytest.mark.parametrize(
+    ("loads", "path", "can"),
+    [
+        ("*.ckpt", "/out/step=1.ckpt", True),
+        ("*.ckpt", "/out/weights_1.pt", False),
+        ("checkpoint-*", "/out/checkpoint-100", True),
+        ("checkpoint-*", "/out/weights_100.pt", False),
+        ("", "/out/x.pt", True),
+        (".", "/out/x.pt", True),
+        ("[", "/out/x.pt", False),
+        (7, "/out/x.pt", False),
+    ],
+)
+def test_a_worker_names_what_it_can_load(loads, path, can):
+    """A trainer that also writes other files; and a hello may say anything."""
+    hello = {"resume": True, "loads": loads}
+    assert means_of(ResumeConfig(), hello).can_load(path) is can
+    by_flag = ResumeConfig(args="--resume {checkpoint}")
+    assert means_of(by_flag, hello).can_load(path)
+
+
+def test_a_worker_that_leaves_no_data_out_is_not_asked_to():
+    assert means_of(ResumeConfig(), {"resume": True}).skips
+    assert not means_of(ResumeConfig(), {"resume": True, "skip": False}).skips

@@ -103,7 +103,7 @@ class Means:
 
     def can_load(self, path: str) -> bool:
         """Whether it is one of the files that the worker says it resumes from (a glob)."""
-        return not self.loads or PurePath(path).match(self.loads)
+        return not PurePath(self.loads).parts or PurePath(path).match(self.loads)
 
     @property
     def sentence(self) -> str:
