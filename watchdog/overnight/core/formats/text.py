@@ -22,7 +22,7 @@ MAX_PLANS, MAX_PLAN_CHARS = 2048, 1000
 
 # Every number of a line, however glued; what lies between them, a sign or `nan` included, makes
 # the surroundings.
-_TOKEN = re.compile(r"(\d+(?:[.,]\d+)*(?:[eE][-+]?\d+)?)")
+_TOKEN = re.compile(r"(\d++(?:[.,]\d++)*+(?:[eE][-+]?\d++)?+)")
 _DECIMAL_COMMA = re.compile(
     r"(?<![\d.,])(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))(?![\d,.])"  # thousands come in threes
 )
