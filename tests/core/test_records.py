@@ -384,3 +384,10 @@ def test_an_epoch_that_is_begun_again_after_a_resume_is_not_the_next_one() -> No
     """No epoch is printed; the script goes back to its beginning."""
     before = epochs(FORMS[1], (0, 10, 100), (1, 10, 90))
     assert continued(before, 175, epochs(FORMS[1], (1, 10, 30))) == [110, 120, 130]
+
+
+@pytest.mark.parametrize("key", ["tick", "step"])
+def test_a_step_that_never_comes_is_named(key: str) -> None:
+    worker = Worker(metrics=MetricsConfig(step_key=key))
+    worker.log(*[f"step: {n} loss: 2.5" for n in range(30)])
+    assert ("step_key = 'tick'" in worker.stream.advise(1.0)) is (key == "tick")

@@ -152,6 +152,9 @@ class RecordStream:
         if self._given.is_too_slow and not self._told_slow:
             self._told_slow = True
             return "the pattern takes too long: it is not used any more, lines are read without it"
+        if self._count >= ADVICE_LINES and self._given.missing_step and not self._advised:
+            self._advised = True
+            return f"no record has step_key = {self._given.missing_step!r}: the records are counted"
         if self._advised or self._count or at - self._started_at < ADVICE_S:
             return ""
         lines = self._lines[self._source]

@@ -107,6 +107,7 @@ class Given:
         """`search` tries the user's pattern, and knows an end."""
         self._search = search
         self._slow_lines = 0
+        self.step_seen = False
         self._pattern = None if config.pattern is None else _compiled(config.pattern)
         self._loss, self._step = config.loss_key, config.step_key
         self._loss_words = words_of(config.loss_key or "")
@@ -127,6 +128,11 @@ class Given:
         return self._slow_lines >= SLOW_LINES
 
     @property
+    def missing_step(self) -> str:
+        """The name of the step that was given and has never been seen; "" if all is well."""
+        return "" if self.step_seen else self._step or ""
+
+    @property
     def hint(self) -> str:
         """What was given and has not been found, in words."""
         if self.has_pattern:
@@ -143,6 +149,7 @@ class Given:
         if self._loss is not None and words == self._loss_words:
             return "loss", 0
         if self._step is not None and words == self._step_words:
+            self.step_seen = True
             return "step", GIVEN_RANK
         role, rank = meaning(name)
         if (role == "loss" and self._loss) or (role == "step" and self._step):
@@ -158,6 +165,7 @@ class Given:
             match = self._find_step.search(line)
             found.step, found.rank, found.counted_to = None, 0, None
             if match is not None:
+                self.step_seen = True
                 _put(found, "step", match[1])
                 found.counted_to = int(match[2]) if match[2] and len(match[2]) < 20 else None
         return found
