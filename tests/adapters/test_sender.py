@@ -240,6 +240,7 @@ def test_an_optional_receiver_that_fails_did_not_deliver() -> None:
         assert not deliver(phone.url("json", TOKEN, optional="yes"))["ok"]
 
 
+@pytest.mark.slow
 def test_a_slow_server_is_waited_for() -> None:
     """Apprise's own 4 s would report failure for an alert that arrived, and send it twice."""
     with Recorder(Answer(delay_s=4.3)) as phone:

@@ -78,6 +78,7 @@ def test_poisoned_checkpoints_are_suspect_and_listed_with_the_reason(box):
     assert found[220]["health"] == "verified"
 
 
+@pytest.mark.slow
 def test_overwriting_in_place_does_not_take_the_vaulted_copy_along(box):
     """torch.save to a fixed name writes NaN into the same inode: the vault's copy stays whole."""
     done = box.run(

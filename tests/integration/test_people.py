@@ -247,6 +247,7 @@ def test_detach_gives_the_prompt_back(box):
     assert stop.status in (0, 1)
 
 
+@pytest.mark.slow
 def test_secrets_are_not_printed_anywhere(box):
     """A receiver's URL is in no output, no log and no store of the run."""
     url = "json://user:s3cr3tt0ken@127.0.0.1:9/hook"
