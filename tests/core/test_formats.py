@@ -253,6 +253,10 @@ def test_the_protocol_round_trips(step: int, loss: float, grad: float) -> None:
     assert (found.step, found.loss, found.grad_norm) == (step, loss, grad)
 
 
+HOSTILE_S = 2.0
+"""CPU seconds for a line of 64 KiB: a linear reader takes a tenth of it, a quadratic one minutes."""
+
+
 @pytest.mark.parametrize(
     "unit",
     [
@@ -278,7 +282,7 @@ def test_reading_is_linear_in_the_length(unit: str) -> None:
     line = ("loss " + unit * MAX_LINE_CHARS)[: MAX_LINE_CHARS - 2] + "x!"
     start = time.process_time()
     read_line(line)
-    assert time.process_time() - start < 0.25
+    assert time.process_time() - start < HOSTILE_S
 
 
 def test_blanks_behind_an_evaluation_word_are_read_once() -> None:
@@ -286,7 +290,7 @@ def test_blanks_behind_an_evaluation_word_are_read_once() -> None:
     line = "step 3 val" + " " * (MAX_LINE_CHARS - 40) + "x loss 3.0"
     start = time.process_time()
     read_line(line)
-    assert time.process_time() - start < 0.25
+    assert time.process_time() - start < HOSTILE_S
 
 
 @pytest.mark.parametrize(
