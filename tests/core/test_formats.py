@@ -254,7 +254,7 @@ def test_the_protocol_round_trips(step: int, loss: float, grad: float) -> None:
 
 
 HOSTILE_S = 2.0
-"""CPU seconds for a line of 64 KiB: a linear reader takes a tenth of it, a quadratic one minutes."""
+"""CPU seconds for a line of 64 KiB: a linear reader takes a tenth of it, a quadratic minutes."""
 
 
 @pytest.mark.parametrize(
