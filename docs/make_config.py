@@ -71,6 +71,15 @@ NOTES = {
         "[formats.md](formats.md) says what is understood without it. `overnight replay --config "
         "F LOG` shows what these keys make of a file that is already there."
     ),
+    "resume": (
+        "Say one of: `args`, `env`, `config` with `config_values`, `command`, `recipe`, or "
+        '`mode = "latest"` (perhaps with `args` for the rate). Placeholders are in the '
+        "[protocol](protocol.md#flags). A command that a recipe recognises needs nothing. The copy "
+        "of `config` lies beside the attempt's log and takes the place of the original in the "
+        "command; files that it includes by relative paths are not found from there. After a "
+        "`cuda-oom` the allocator gets `expandable_segments:True` first, beside what "
+        "`PYTORCH_CUDA_ALLOC_CONF` says already; `batch_args` come after a second one."
+    ),
     "policy.FAULT": (
         "FAULT is a name of the [glossary](glossary.md#faults), for example `[policy.loss-spike]`. "
         "What happens without an override is in the [runbook](runbook.md)."
@@ -83,7 +92,10 @@ NOTES = {
 }
 
 
-OR_ONE_STRING = {"run.command", "checkpoints.glob", "resume.args"}
+OR_ONE_STRING = {
+    *("run.command", "checkpoints.glob"),
+    *("resume.args", "resume.command", "resume.batch_args"),
+}
 """Lists that may be written as one string; commands and arguments are split as a shell would."""
 
 

@@ -14,16 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fake_checkpoints import Checkpoints
 from overnight.config import parse_config
 from overnight.core.events import (
     AlertSent,
-    CheckpointChecked,
-    CheckpointSecured,
     CheckpointSeen,
     Drained,
     ExitRecord,
     GpuSample,
-    Health,
     Identity,
     LogChunk,
     TreeGone,
@@ -69,6 +67,7 @@ class World:
         self.obeys_terminate = True
         self.dies_of_kill = True
         self.verifier_hangs = False
+        self.tidy_problem = ""
         self.cpu_s: float | None = 0.0
         self.on_disk: list[CheckpointSeen] = []
         self.gpu_pids: tuple[int, ...] = ()
@@ -149,6 +148,7 @@ class World:
             gpu=NoGpu(),
             say=lambda text: self.happened.append(f"say {text}"),
             write_control=self._write_control,
+            patch_config=lambda patch: self.happened.append(f"patch {patch.copy} {patch.values}"),
             install_probe=lambda directory: directory / "probe",
             search=re.Pattern.search,
             jitter=lambda: 0.0,
@@ -257,49 +257,6 @@ class Tails:
     def finish(self) -> None:
         """Everything has been read."""
         self.world.put(Drained(self.world.now, self.attempt))
-
-
-@dataclass
-class Checkpoints:
-    """Every checkpoint is sound, unless its path says otherwise."""
-
-    world: World
-
-    def start(self, known: Sequence[Identity]) -> None:
-        """Watch."""
-
-    def existing(self) -> list[CheckpointSeen]:
-        """What lies on disk."""
-        return list(self.world.on_disk)
-
-    def announce(self, path: str, step: int | None) -> None:
-        """Complete now."""
-
-    def verify(self, identity: Identity) -> None:
-        """Answered at once, or never."""
-        if self.world.verifier_hangs:
-            return
-        health = Health.CORRUPT if "bad" in identity.path else Health.VERIFIED
-        self.world.put(CheckpointChecked(self.world.now, identity, health, "as its name says"))
-
-    def secure(self, identity: Identity, *, in_place: bool, has_step: bool) -> None:
-        """Linked."""
-        vault = f"/vault{identity.path}"
-        self.world.put(CheckpointSecured(self.world.now, identity, vault, "hard link"))
-
-    def release(self, vault_path: str) -> None:
-        """Unlinked."""
-
-    def unchanged(self, identity: Identity) -> bool:
-        """Nobody touches them."""
-        return True
-
-    def vault_holds(self, identity: Identity, vault_path: str) -> bool:
-        """Nor with the vault."""
-        return True
-
-    def close(self) -> None:
-        """Done."""
 
 
 @dataclass

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from core_lab import checked, identity, record, seen
+from overnight.core.checkpoints import CheckpointsConfig
 from overnight.core.events import Health, Identity, Position, StepMetric
-from overnight.core.health import CheckpointsConfig, Ledger
+from overnight.core.health import Ledger
 
 
 class Run:

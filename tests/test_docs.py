@@ -21,8 +21,9 @@ import pytest
 from overnight.cli import cli
 from overnight.config import Config, parse_config
 from overnight.core import events, replay
+from overnight.core.arguments import PLACEHOLDERS
 from overnight.core.lifecycle import State
-from overnight.core.resume import PLACEHOLDERS, Route
+from overnight.core.resume import Route
 from overnight.core.status import Now, public, snapshot
 from overnight.core.story import Entry, Incident, checkpoint_json, incident_json
 

@@ -6,8 +6,9 @@ import pytest
 
 from core_lab import checked, identity, record, seen
 from ledger_lab import Run
+from overnight.core.checkpoints import CheckpointsConfig
 from overnight.core.events import Health, Position
-from overnight.core.health import CheckpointsConfig, Ledger
+from overnight.core.health import Ledger
 
 CANDIDATE, VERIFIED, HEALTHY = Health.CANDIDATE, Health.VERIFIED, Health.HEALTHY
 SUSPECT, CORRUPT = Health.SUSPECT, Health.CORRUPT

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from core_lab import checked, identity, record, seen
 from ledger_lab import Run
+from overnight.core.checkpoints import CheckpointsConfig
 from overnight.core.events import CheckpointSecured, Health, Position
-from overnight.core.health import CheckpointsConfig, Ledger
+from overnight.core.health import Ledger
 
 VERIFIED, HEALTHY = Health.VERIFIED, Health.HEALTHY
 

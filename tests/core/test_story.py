@@ -149,7 +149,7 @@ def test_the_public_form_of_a_checkpoint() -> None:
     """The contract of `checkpoints --json`."""
     data = checkpoint_json(ENTRY, Health.SUSPECT, "why")
     fields = "path step format size_bytes saved_utc health reason vaulted quarantined"
-    assert list(data) == fields.split()
+    assert list(data) == [*fields.split(), "quarantine_path"]
     assert (data["path"], data["health"], data["vaulted"]) == ("45000.pt", "suspect", True)
 
 

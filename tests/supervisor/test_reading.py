@@ -39,7 +39,7 @@ def test_counters_of_an_epoch_go_on_after_a_restart():
     world = World(
         [epoch(0, 1, 100), epoch(1, 1, 50), checkpoint(150), epoch(1, 51, 80), dies(code=1)]
         + [wait(20), epoch(1, 51, 100), epoch(2, 1, 10), checkpoint(210), epoch(2, 11, 59), *nans]
-        + [wait(20), epoch(2, 11, 100), dies(code=0)]
+        + [wait(20), epoch(1, 51, 100), epoch(2, 1, 100), dies(code=0)]
     )
     assert world.supervise() == 0
     resumed = [launch.env["OVERNIGHT_RESUME"] for launch in world.launches]

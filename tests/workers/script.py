@@ -91,9 +91,27 @@ def options():
     parser.add_argument("--keep-lr", action="store_true", help="the checkpoint's lr wins")
     parser.add_argument("--cooperate", action="store_true", help="speak the worker protocol")
     parser.add_argument("--csv", type=Path, help="write metrics here, and print nothing")
+    parser.add_argument("--latest", action="store_true", help="resume from the newest by itself")
+    parser.add_argument("--deaf", action="store_true", help="take --resume and ignore it")
+    parser.add_argument("--config", type=Path, help="TOML with lr and resume, which win")
     parser.add_argument("--stubborn", action="store_true", help="ignore SIGTERM")
     parser.add_argument("--wait-for", type=Path, help="pause at the first step until this exists")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.config:
+        import tomllib
+
+        for name, value in tomllib.loads(args.config.read_text())["train"].items():
+            setattr(args, name, value)
+    return args
+
+
+def newest(out):
+    """What a script that resumes by itself takes: a `latest` link, else the highest number."""
+    link, fixed = out / "latest", out / "model.safetensors"
+    if link.exists() or fixed.exists():
+        return link if link.exists() else fixed
+    found = out.glob("step_*.safetensors")
+    return max(found, key=lambda path: int(path.stem.partition("_")[2]), default=None)
 
 
 class Reporter:
@@ -129,6 +147,7 @@ def main():
     signal.signal(signal.SIGTERM, handler)
     reporter, faults = Reporter(args), Faults(args.fault, args.out, always=args.always)
     path = os.environ.get("OVERNIGHT_RESUME") if args.cooperate else args.resume
+    path = None if args.deaf else newest(args.out) if args.latest else path
     scale = float(os.environ.get("OVERNIGHT_LR_SCALE", "1")) if args.cooperate else 1.0
     start, saved_lr = load(path) if path else (0, None)
     base = saved_lr if args.keep_lr and saved_lr else args.lr

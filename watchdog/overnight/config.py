@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from overnight.core.checkpoints import CheckpointsConfig
 from overnight.core.detect.collapse import CollapseConfig
 from overnight.core.detect.drift import DriftConfig
 from overnight.core.detect.gpu_hot import GpuHotConfig
@@ -27,7 +28,6 @@ from overnight.core.detect.spike import SpikeConfig
 from overnight.core.detect.stall import StallConfig
 from overnight.core.events import Fault
 from overnight.core.formats.given import MetricsConfig
-from overnight.core.health import CheckpointsConfig
 from overnight.core.probe import ProbeConfig
 from overnight.core.resume import ResumeConfig
 from overnight.core.situation import BudgetConfig, FaultPolicy, PolicyConfig

@@ -22,7 +22,7 @@ from overnight.cli.text import age, number, state_parent, table
 from overnight.core.events import Health
 from overnight.core.status import public
 from overnight.core.story import Incident, checkpoint_json, incident_json
-from overnight.errors import ControlError, NoSuchRunError, StoreError
+from overnight.errors import ControlError, NoSuchRunError, StoreError, UsageError
 
 NO_HUMAN, NEEDS_HUMAN = 0, 1
 
@@ -216,10 +216,13 @@ def _target_text(incident: Incident) -> str:
 @click.command(short_help="Each checkpoint with its health and why.")
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON list.")
-def checkpoints(name: str | None, *, as_json: bool) -> int:
+@click.option("--restore", metavar="FILE", help="Take this one (or this step) out of quarantine.")
+def checkpoints(name: str | None, *, as_json: bool, restore: str | None) -> int:
     """List the checkpoints of a run by step, each with its health and the reason."""
     directory = only_directory(name)
     rows = list(_checkpoint_rows(directory))
+    if restore is not None:
+        return _restore(directory, rows, restore)
     if as_json:
         echo_json(rows)
     elif not rows:
@@ -227,6 +230,31 @@ def checkpoints(name: str | None, *, as_json: bool) -> int:
     else:
         head = ("step", "health", "size", "saved", "vault", "file", "why")
         click.echo(table(head, [_checkpoint_cells(row) for row in rows]))
+    return 0
+
+
+def _restore(directory: Path, rows: Iterable[dict[str, Any]], wanted: str) -> int:
+    """Put a quarantined checkpoint back to where the script wrote it."""
+    if is_held(directory):
+        raise UsageError(
+            f"run {directory.name} is supervised, and its script may take the newest checkpoint",
+            hint=f"overnight stop {directory.name} first",
+        )
+    known = {str(row["quarantine_path"]): row for row in rows if row["quarantined"]}
+    found = [
+        path
+        for path, row in known.items()
+        if wanted in (path, row["path"], str(row["step"])) or row["path"] == os.path.abspath(wanted)  # noqa: PTH100
+    ]
+    if len(found) != 1:
+        what = "more than one" if found else "no"
+        raise UsageError(
+            f"{what} quarantined checkpoint is called {wanted}",
+            hint="overnight checkpoints lists them; the whole path of one always works",
+        )
+    from overnight.app import restore_checkpoint
+
+    click.echo(f"put back: {restore_checkpoint(Path(found[0]))}")
     return 0
 
 
@@ -255,7 +283,7 @@ def _checkpoint_cells(row: dict[str, Any]) -> tuple[str, ...]:
         row["health"],
         f"{row['size_bytes'] / 2**20:.1f} MiB",
         f"{age(time.time() - row['saved_utc'])} ago",
-        "yes" if row["vaulted"] else "",
+        "yes" if row["vaulted"] else "aside" if row.get("quarantined") else "",
         _near(row["path"]),
         row["reason"],
     )

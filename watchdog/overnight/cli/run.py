@@ -12,8 +12,8 @@ import click
 from overnight.errors import UsageError
 
 if TYPE_CHECKING:
-    from overnight.app import Order
     from overnight.config import Config
+    from overnight.preflight import Order
 
 
 @click.command(
@@ -50,9 +50,9 @@ def run(command: tuple[str, ...], **flags: Any) -> int:
 
 def build_order(command: tuple[str, ...], flags: dict[str, Any]) -> Order:
     """Merge file and flags: flags win, `--notify` adds. Raises UsageError."""
-    from overnight.app import Order
     from overnight.cli.text import state_parent
     from overnight.config import default_name
+    from overnight.preflight import Order
 
     config = read_settings(flags)
     here = Path.cwd()

@@ -157,15 +157,22 @@ def duration_text(seconds: float) -> str:
 
 
 def healed_text(
-    incident: Incident, *, resumed_step: int | None, silent: bool = False, in_place: bool = False
+    incident: Incident,
+    *,
+    resumed_step: int | None,
+    silent: bool = False,
+    in_place: bool = False,
+    partial: bool = False,
 ) -> str:
     """The outcome of a recovery that worked, with the proof of its learning rate.
 
     `silent`: the resumed worker ended well, but without a single record; `in_place`: the worker
-    was not restarted.
+    was not restarted; `partial`: its checkpoint holds the weights alone.
     """
     step = "the beginning" if resumed_step is None else f"step {resumed_step:,}"
     text = f"went back in place to {step}, no restart" if in_place else f"resumed from {step}"
+    if partial:
+        text += ", in part: that checkpoint has no optimizer state, so the optimizer began anew"
     if silent:
         return f"{text}, and the worker ended at once with status 0: see whether that is right"
     proofs = {

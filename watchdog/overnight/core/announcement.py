@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from overnight.core.formats.given import MetricsConfig
+from overnight.core.recipes import Recipe
 from overnight.core.resume import Means, Route
 
 
@@ -21,6 +22,7 @@ class Plan:
     globs: Sequence[str]
     places: Sequence[str]
     means: Means
+    recipe: Recipe | None
     alerts: Sequence[str]
     probe: bool
     uses_torch: bool
@@ -36,6 +38,10 @@ def announcement(plan: Plan) -> list[str]:
     sentence = plan.means.sentence
     if plan.means.route is Route.NONE:
         sentence += "; a script that cooperates says so when it starts"
+    if plan.recipe is not None:
+        sentence += f"; recipe {plan.recipe.name}"
+    if plan.recipe is not None and plan.recipe.advice and not plan.means.lowers_lr:
+        sentence += f" ({plan.recipe.advice})"
     lines.append(f"resume: {sentence}")
     if plan.probe:
         lines.append("probe: joins the worker when it imports torch")

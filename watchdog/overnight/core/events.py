@@ -163,10 +163,7 @@ class WorkerStarted:
 
 @dataclass(frozen=True, slots=True)
 class ExitRecord:
-    """How a worker ended, as its parent saw it; exactly one of code and signal is not None.
-
-    `error` is set when the command could not be executed at all.
-    """
+    """How a worker ended: code or signal, or `error` where the command could not be executed."""
 
     code: int | None
     signal: int | None
@@ -373,7 +370,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The checkpoint a recovery resumes from; `path` is what the worker is given."""
+    """What a recovery resumes from; `path` is given to the worker; `partial`: weights alone."""
 
     path: str
     step: int | None
@@ -381,6 +378,7 @@ class Target:
     position: Position | None
     identity: Identity
     why: str
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,4 +395,6 @@ class Decision:
     from_scratch: bool = False
     skip: tuple[int, int] | None = None
     in_flight: bool = False
+    relief: int = 0
+    climb_steps: int | None = None
     advice: tuple[str, ...] = ()

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
-
+from overnight.core.checkpoints import CheckpointsConfig
 from overnight.core.events import (
     CheckpointChecked,
     CheckpointSecured,
@@ -25,27 +24,6 @@ from overnight.core.events import (
 )
 from overnight.core.placing import BEFORE_ALL, is_past, order_step_of
 from overnight.core.story import Entry
-
-
-class CheckpointsConfig(BaseModel):
-    """`[checkpoints]`: where they are, when they are trusted, how many are kept safe."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    glob: tuple[str, ...] = Field((), description="patterns of checkpoint files or directories")
-    keep: int = Field(2, ge=1, description="newest healthy checkpoints protected in the vault")
-    confirm_steps: int = Field(
-        100, ge=0, description="clean steps after a checkpoint that make it healthy"
-    )
-    confirm_records: int = Field(2, ge=1, description="at least this many records among them")
-    max_loss_s: float = Field(
-        1800, gt=0, description="seconds of work one is willing to lose; past it there is a warning"
-    )
-
-    @field_validator("glob", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
 
 
 class Ledger:
@@ -221,6 +199,26 @@ class Ledger:
         self._poison = None
         self._suspect_since = None
 
+    def set_aside(self, identity: Identity, path: str | None) -> None:
+        """It lies in quarantine now, at `path` (None: no longer); what nobody had seen complete
+        was cut off."""
+        entry = self._entries.get(identity) or Entry(
+            identity=identity,
+            format="unfinished",
+            saved_utc=identity.mtime_ns / 1e9,
+            position=BEFORE_ALL,
+            checked=Health.CORRUPT,
+            reason="the save did not finish",
+            abandoned=True,
+        )
+        self._put(replace(entry, gone=True, quarantine_path=path))
+
+    def returned(self, identity: Identity, now: Identity) -> None:
+        """Its bytes are at its path again, copied there: the same checkpoint, another inode."""
+        entry = self._entries.pop(identity)
+        self._waiting.discard(identity)
+        self._put(replace(entry, identity=now, gone=False))
+
     def forget_lost(self) -> list[Identity]:
         """Drop entries whose bytes exist nowhere any more. Returns what was dropped."""
         lost = [identity for identity, entry in self._entries.items() if not entry.available]
@@ -290,7 +288,8 @@ class Ledger:
     def has_own(self) -> bool:
         """Whether this run has saved anything that a start from scratch would overwrite."""
         return any(
-            entry.available and not (entry.abandoned and entry.position == BEFORE_ALL)
+            (entry.vault_path or not entry.gone)
+            and not (entry.abandoned and entry.position == BEFORE_ALL)
             for entry in self._entries.values()
         )
 

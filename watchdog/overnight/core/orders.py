@@ -12,6 +12,15 @@ from overnight.core.story import Entry, Incident
 
 
 @dataclass(frozen=True, slots=True)
+class Patch:
+    """A config file of the script's, of which `copy` gets these values (keys with dots)."""
+
+    original: Path
+    copy: Path
+    values: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """Everything one attempt is started with."""
 
@@ -20,6 +29,35 @@ class Launch:
     command: Sequence[str]
     workdir: Path
     env: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Tidying:
+    """How the checkpoints must lie before a worker starts: nothing newer than `target`.
+
+    `aside` goes into quarantine, and so does what a save that was cut off has left since
+    `since_utc`. `source` is where the target's bytes are now. `latest`: the script takes its newest
+    checkpoint by itself, so the target must be that one, under every name that it may look for.
+    """
+
+    aside: tuple[Identity, ...]
+    target: Identity | None
+    source: str | None
+    latest: bool
+    since_utc: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tidied:
+    """The answer to a Tidying: what was moved where, and what did not work.
+
+    `placed` is the target's identity where its bytes had to be put back at its path.
+    """
+
+    at: float
+    moved: tuple[tuple[Identity, str], ...]
+    placed: Identity | None = None
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

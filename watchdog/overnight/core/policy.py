@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from overnight.core.advice import resume_advice
 from overnight.core.events import (
     NUMERIC_FAULTS,
     Action,
@@ -22,22 +23,15 @@ from overnight.core.events import (
     Verdict,
 )
 from overnight.core.exits import Death
+from overnight.core.recurrence import oldest_tried, same_fault
 from overnight.core.resume import Means, Route
 from overnight.core.situation import PastRecovery, PolicyConfig, Situation
 
-NEAR_STEPS = 200
-"""A fault within this many steps of an earlier one is the same fault, come back."""
+CLIMB_STEPS = 200
+"""After a thermal stop nothing was wrong with the training: the rate returns this much later."""
 
 REJECTED_RECORDS = 20
 """A numeric fault this soon after a resume says that the checkpoint itself is not sound."""
-
-RESUME_LINES = (
-    "try: from overnight_probe import resume",
-    "except ImportError: resume = lambda *parts: 0",
-    "start = resume(model, optimizer)  # behind their construction; 0 on a fresh start",
-    "for step in range(start + 1, steps + 1):  # your loop",
-)
-"""What makes a PyTorch script resumable from its own checkpoints (overnight_probe/resuming.py)."""
 
 _FACTORS: Mapping[Fault, float] = {
     **dict.fromkeys(NUMERIC_FAULTS, 0.5),
@@ -129,7 +123,7 @@ class Policy:
             if now.checkpoints_exist:
                 return self._no_route(verdict, now)
             return self._no_checkpoint(verdict, now, action)
-        same = self._same_fault(verdict, now)
+        same = same_fault(verdict, now.past)
         target = self._target(verdict, now, same)
         if target is None:
             if now.checkpoints_exist or now.targets:
@@ -146,7 +140,7 @@ class Policy:
         numeric = verdict.fault in NUMERIC_FAULTS and verdict.onset_step is not None
         if how == "never" or not (numeric and now.means.in_flight):
             return False
-        return how == "only" or not any(p.in_flight for p in self._same_fault(verdict, now))
+        return how == "only" or not any(p.in_flight for p in same_fault(verdict, now.past))
 
     def _in_place(self, verdict: Verdict, now: Situation) -> Decision:
         lr_scale = now.lr_scale * self._factor(verdict.fault)
@@ -178,15 +172,17 @@ class Policy:
                 reason += ", which this script may not take: no {lr} in resume.args"
         if same:
             reason += f"; this fault came back, try {len(same) + 1}"
-        return Decision(
+        decision = Decision(
             action=action,
             reason=reason,
             target=target,
             lr_scale=lr_scale,
-            delay_s=self._delay(now),
+            delay_s=self._delay(verdict.fault, now),
             graceful=verdict.fault is Fault.GPU_HOT,
             skip=self._skip(verdict, now, same),
+            climb_steps=self._climb_steps(verdict.fault, lowered=lr_scale < now.lr_scale),
         )
+        return _relieved(decision, verdict.fault, now)
 
     def _no_route(self, verdict: Verdict, now: Situation) -> Decision:
         best = self._target(verdict, now, ())
@@ -208,13 +204,14 @@ class Policy:
         lr_scale = now.lr_scale * (self._factor(verdict.fault) if numeric else 1.0)
         if self._below_floor(lr_scale, now):
             return self._at_floor(verdict, now)
-        return Decision(
+        decision = Decision(
             action=action,
             reason=f"{verdict.reason}; no checkpoint yet, so the run starts from scratch",
             lr_scale=lr_scale,
-            delay_s=self._delay(now),
+            delay_s=self._delay(verdict.fault, now),
             from_scratch=True,
         )
+        return _relieved(decision, verdict.fault, now)
 
     def _died_before_training(self, verdict: Verdict, now: Situation, death: Death) -> Decision:
         if death.startup:
@@ -232,18 +229,6 @@ class Policy:
 
     # --- choices -------------------------------------------------------------------------------
 
-    def _same_fault(self, verdict: Verdict, now: Situation) -> list[PastRecovery]:
-        """Recoveries of this fault near this step."""
-        here = verdict.detected_step
-        return [
-            past
-            for past in now.past
-            if past.fault is verdict.fault
-            and here is not None
-            and past.detected_step is not None
-            and abs(past.detected_step - here) <= NEAR_STEPS
-        ]
-
     def _target(
         self, verdict: Verdict, now: Situation, same: Sequence[PastRecovery]
     ) -> Target | None:
@@ -260,7 +245,7 @@ class Policy:
                 for t in choices
                 if t.step is not None and verdict.onset_step - t.step >= 2 * max(reach, 1)
             ]
-            older = [t for t in choices if t.step is not None and t.step < _oldest_tried(same)]
+            older = [t for t in choices if t.step is not None and t.step < oldest_tried(same)]
             choices = far or older
         return choices[0] if choices else None
 
@@ -268,6 +253,7 @@ class Policy:
         """Whether a numeric fault right after the resume speaks against this checkpoint."""
         records = now.records_since_resume
         soon = records is not None and records <= REJECTED_RECORDS
+        soon = soon or "resumed_step" in verdict.evidence  # its loss never came back
         if not (soon and now.past and verdict.fault in NUMERIC_FAULTS):
             return False
         tried = now.past[-1].target_step
@@ -278,6 +264,14 @@ class Policy:
         if override is not None and override.lr_factor is not None:
             return override.lr_factor
         return _FACTORS.get(fault, 1.0)
+
+    def _climb_steps(self, fault: Fault, *, lowered: bool) -> int | None:
+        """Clean steps after which the rate returns to what it was; None: it stays."""
+        override = self._config.faults.get(fault)
+        wanted = override.lr_climb_after_steps if override else None
+        if wanted is None and fault is Fault.GPU_HOT:
+            wanted = CLIMB_STEPS
+        return wanted if lowered and wanted else None
 
     def _skip(
         self, verdict: Verdict, now: Situation, same: Sequence[PastRecovery]
@@ -329,14 +323,19 @@ class Policy:
             return f"{len(recent)} recoveries within {budget.window_s / 3600:.0f} h"
         return ""
 
-    def _delay(self, now: Situation) -> float:
-        """Back-off in seconds: 0, 10, 20, 40 ... and 0 again after real progress."""
+    def _delay(self, fault: Fault, now: Situation) -> float:
+        """Back-off in seconds: 0, 10, 20, 40 ... and 0 again after real progress.
+
+        Never less than the config wants after this fault.
+        """
+        override = self._config.faults.get(fault)
+        least = (override.delay_s if override else None) or 0.0
         stuck = self._stuck(now)
         if stuck == 0:
-            return 0.0
+            return least
         budget = self._config.budget
         doublings = min(stuck - 1, 60)  # a float ends at 2^1024, and no limit is 2^60 s
-        return min(budget.backoff_max_s, budget.backoff_s * 2.0**doublings)
+        return max(least, min(budget.backoff_max_s, budget.backoff_s * 2.0**doublings))
 
     def _halt(self, now: Situation, reason: str) -> Decision:
         advice: tuple[str, ...] = ()
@@ -350,10 +349,17 @@ class Policy:
         return Decision(Action.HALT, reason, lr_scale=now.lr_scale, needs_you=True, advice=advice)
 
 
-def _oldest_tried(same: Sequence[PastRecovery]) -> int:
-    """The oldest step that recoveries of this fault have resumed from."""
-    tried = [past.target_step for past in same if past.target_step is not None]
-    return min(tried) if tried else 0
+def _relieved(decision: Decision, fault: Fault, now: Situation) -> Decision:
+    """After an OOM: first the allocator that fragments less, then half the batch, if it can be."""
+    relief = now.relief + 1 if fault is Fault.CUDA_OOM else now.relief
+    if relief >= 2 and not now.means.halves_batch:
+        relief = 1
+    if relief == now.relief:
+        return replace(decision, relief=relief)
+    how = "with expandable_segments:True for the allocator"
+    if relief >= 2:
+        how = f"with the batch size divided by {2 ** (relief - 1)}"
+    return replace(decision, relief=relief, reason=f"{decision.reason}, {how}")
 
 
 def _needed(verdict: Verdict) -> str:
@@ -362,16 +368,3 @@ def _needed(verdict: Verdict) -> str:
         step = "" if verdict.onset_step is None else f" (step {verdict.onset_step})"
         return f"from before the onset{step} that is proved good"
     return "that is verified and not suspect"
-
-
-def resume_advice(target: Target | None) -> tuple[str, ...]:
-    """The exact lines that give a script a resume route."""
-    path = target.path if target else "CHECKPOINT"
-    return (
-        "tell Overnight how your script resumes, then start it again under the same name:",
-        '  overnight run --resume-args "--resume {checkpoint} --lr {lr}" -- CMD',
-        "with the flags that your script really has; or, without flags, put into the script:",
-        *(f"  {line}" for line in RESUME_LINES),
-        "then start it with: overnight run --probe -- CMD",
-        f"the checkpoint to resume from: {path}",
-    )

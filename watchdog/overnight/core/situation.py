@@ -18,6 +18,16 @@ class FaultPolicy(BaseModel):
 
     action: Action | None = Field(None, description="record, notify, restart, rollback, cool, halt")
     lr_factor: float | None = Field(None, gt=0, le=1, description="multiplies the learning rate")
+    lr_climb_after_steps: int | None = Field(
+        None,
+        ge=0,
+        description="clean steps after which a lowered rate returns to what it was; 0: it stays"
+        " down (the default, but 200 for gpu-hot)",
+    )
+    delay_s: float | None = Field(None, ge=0, description="wait at least this long before a start")
+    tell: tuple[str, ...] | None = Field(
+        None, description='which receivers are told, by kind, e.g. ["ntfy"]; []: nobody'
+    )
     skip: bool | None = Field(None, description="skip the data around the fault when it comes back")
     in_flight: Literal["first", "only", "never"] | None = Field(
         None,
@@ -81,7 +91,10 @@ class PastRecovery:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the policy knows beside the verdict; `targets` are newest first, usable as they are."""
+    """What the policy knows beside the verdict; `targets` are newest first, usable as they are.
+
+    `relief`: what earlier OOMs were answered with (1: the allocator, 2 and more: batch halved).
+    """
 
     now_utc: float
     means: Means
@@ -93,3 +106,4 @@ class Situation:
     past: tuple[PastRecovery, ...] = ()
     records_since_resume: int | None = None
     signatures: tuple[str, ...] = ()
+    relief: int = 0

@@ -32,6 +32,7 @@ class Entry:
     the step it is compared by (its own, where that lies within a log stride of the logged one).
     `tainted` means suspect records after it, `unseen` records after it that were never read.
     `linked`: the vault's copy is a hard link, which is rewritten together with its original.
+    `quarantine_path`: where a rollback has put it, out of the script's sight.
     `health` and its reason are filled in for readers of the store; the ledger derives them.
     """
 
@@ -54,6 +55,7 @@ class Entry:
     gone: bool = False
     vault_path: str | None = None
     linked: bool = False
+    quarantine_path: str | None = None
     health: Health = Health.CANDIDATE
     health_reason: str = ""
 
@@ -77,7 +79,7 @@ class Entry:
     @property
     def available(self) -> bool:
         """Whether its bytes still exist somewhere."""
-        return not self.gone or self.vault_path is not None
+        return not self.gone or self.vault_path is not None or self.quarantine_path is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,8 @@ def checkpoint_json(entry: Entry, health: Health, reason: str) -> dict[str, Any]
         "health": health.value,
         "reason": reason,
         "vaulted": entry.vault_path is not None,
-        "quarantined": False,
+        "quarantined": entry.quarantine_path is not None,
+        "quarantine_path": entry.quarantine_path,
     }
 
 

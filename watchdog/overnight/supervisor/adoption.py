@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from overnight.core.checkpoints import CheckpointsConfig
+from overnight.core.climb import Climb
 from overnight.core.events import NUMERIC_FAULTS, CheckpointSeen, Identity
-from overnight.core.health import CheckpointsConfig, Ledger
+from overnight.core.health import Ledger
 from overnight.core.incidents import Book
 from overnight.core.lifecycle import State
 from overnight.core.orders import Memory
@@ -81,6 +83,8 @@ def restored(
         attempts=row["attempt"],
         lr_scale=row["lr_scale"],
         scales={int(attempt): scale for attempt, scale in row["scales"].items()},
+        relief=row.get("relief", 0),
+        climb=Climb.from_row(row.get("climb")),
         record_count=row["record_count"],
         first_step=row.get("first_step"),
         hello=row["hello"],

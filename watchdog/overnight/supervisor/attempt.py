@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from overnight.core.buffering import BlockBuffering
+from overnight.core.comeback import Comeback
 from overnight.core.detect.overdue import OverdueDetector
 from overnight.core.detect.panel import Judgement, Panel
 from overnight.core.detect.stall import StallDetector, Witness
 from overnight.core.events import ExitRecord, StepMetric, Target, Verdict, WorkerStarted
 from overnight.core.exits import TAIL_LINES
 from overnight.core.probe import ProbeState
+from overnight.core.proof import LrWatch
 from overnight.core.records import RecordStream
-from overnight.core.resume import LrWatch
 
 BUSY_CPU_S = 0.05
 """CPU seconds between two looks that count as work; an idle interpreter uses less."""
@@ -35,6 +36,7 @@ class Attempt:
     buffering: BlockBuffering
     overdue: OverdueDetector
     watch: LrWatch | None
+    comeback: Comeback | None = None
     process: WorkerStarted | None = None
     exited: ExitRecord | None = None
     draining: bool = False

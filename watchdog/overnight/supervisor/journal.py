@@ -55,7 +55,8 @@ class Journal:
 
     def incident(self, incident: Incident, alert: Alert | None) -> Incident:
         """One transaction: incident, alert for every receiver, run. Marks it where it failed."""
-        alerts = self._addressed(alert) if alert is not None else []
+        told = self._effects.told.get(incident.fault)
+        alerts = self._addressed(alert, told) if alert is not None else []
         replaced = self._replaced_by(alert) if alert is not None else []
         rows = self._commit(
             Batch(
@@ -184,7 +185,8 @@ class Journal:
         self._unwritten.clear()
         return rows
 
-    def _addressed(self, alert: Alert) -> list[NewAlert]:
+    def _addressed(self, alert: Alert, told: Sequence[str] | None = None) -> list[NewAlert]:
+        """For each receiver; `told` are those that the config names for this fault."""
         now = self._effects.wall()
         return [
             NewAlert(
@@ -197,7 +199,7 @@ class Journal:
                 created_utc=now,
                 due_utc=now + alert.delay_s,
             )
-            for receiver in self._effects.receivers
+            for receiver in (self._effects.receivers if told is None else told)
         ]
 
     def _in_memory(self, alert: NewAlert) -> OutboxRow:

@@ -18,7 +18,7 @@ from overnight.core.events import (
 )
 from overnight.core.exits import Death, describe
 from overnight.core.incidents import Change
-from overnight.core.resume import LrWatch
+from overnight.core.proof import LrWatch
 from overnight.core.story import Incident
 from overnight.supervisor.attempt import Attempt
 from overnight.supervisor.journal import Journal
@@ -47,7 +47,8 @@ class Judge:
         if death is not None and home is not None and home.fault in NUMERIC_FAULTS:
             verdict = _died_of_numbers(verdict, home)
         critical = verdict.severity is Severity.CRITICAL
-        if critical and verdict.fault in NUMERIC_FAULTS and verdict.onset is not None:
+        spoils = verdict.fault in NUMERIC_FAULTS or "resumed_step" in verdict.evidence
+        if critical and spoils and verdict.onset is not None:
             run.ledger.numeric_fault(
                 onset=verdict.onset, onset_step=verdict.onset_step, name=verdict.fault.value
             )

@@ -100,6 +100,9 @@ class Keeper:
             if path is not None and not checkpoints.vault_holds(entry.identity, path):
                 log.warning("%s was changed behind our back and is worth nothing now", path)
                 ledger.released(entry.identity)
+            aside = entry.quarantine_path
+            if aside is not None and not checkpoints.vault_holds(entry.identity, aside):
+                ledger.set_aside(entry.identity, None)  # a person has taken it away
 
     # --- what is asked for -----------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ from overnight.core.events import (
 )
 from overnight.core.exits import describe, diagnose
 from overnight.core.lifecycle import Event, State
+from overnight.core.orders import Tidied
 from overnight.errors import UsageError, WorkerError
 from overnight.supervisor.attempt import Attempt
 from overnight.supervisor.ending import finish
@@ -106,6 +107,7 @@ class Supervisor:
             CheckpointGone: self._keeper.gone,
             CheckpointChecked: self._on_checkpoint_checked,
             CheckpointSecured: self._keeper.secured,
+            Tidied: self._recoverer.tidier.done,
             AlertSent: journal.sent,
             StopRequested: self._on_stop_signal,
             Request: self._on_request,
@@ -123,23 +125,33 @@ class Supervisor:
         while not run.life.ended and not opening.ready(self._effects.clock()):
             self._turn()
         if not run.life.ended:
-            self._first_attempt(opening.decision())
+            self._first_attempt(opening.decision(), continues=start.continues)
         while not run.life.ended:
             self._turn()
         finish(run, self._effects, self._journal, self._keeper, self._inbox, self._handlers)
         return run.exit_status
 
-    def _first_attempt(self, decision: Decision) -> None:
-        run = self._run
+    def _first_attempt(self, decision: Decision, *, continues: bool) -> None:
+        run, tidier = self._run, self._recoverer.tidier
         if decision.action is Action.HALT:
             run.exit_status = UsageError.exit_code
             self._halt(decision.reason, decision.advice)
             return
-        if decision.target is not None:
-            where = f"continuing from {decision.target.path}"
+        target = decision.target
+        if continues and not run.settings.observe:
+            tidier.begin(target)
+            while not run.life.ended and tidier.busy(self._effects.clock()):
+                self._turn()
+            target = tidier.placed(target)
+        if run.life.ended:
+            return
+        if tidier.problem:
+            self._effects.say(f"warning: {tidier.problem}")
+        if target is not None:
+            where = f"continuing from {target.path}"
             self._effects.say(f"{where} with the learning rate x{run.lr_scale:g}")
         try:
-            self._recoverer.launcher.launch(decision.target, lr_scale=run.lr_scale)
+            self._recoverer.launcher.launch(target, lr_scale=run.lr_scale)
         except WorkerError as error:
             self._halt(str(error))
 

@@ -40,21 +40,27 @@ class Outcomes:
         target = recovery.decision.target
         in_place = recovery.snapshot_step is not None
         step = recovery.snapshot_step if in_place else target.step if target else None
+        partial = target is not None and target.partial and not in_place
+        ending = "resumed in part" if partial else "healed"
         silent = self._run.attempt is not None and self._run.attempt.records == 0
         incident = replace(
             incident,
             outcome=alerting.healed_text(
-                incident, resumed_step=step, silent=silent, in_place=in_place
+                incident,
+                resumed_step=step,
+                silent=silent,
+                in_place=in_place,
+                partial=partial,
             ),
             cost_steps=self._lost_steps(recovery, step),
             cost_s=self._lost_s(recovery, target),
             last_bad=self._run.record_count,
-        ).passed("healed", self._effects.wall())
-        alert = alerting.outcome(self._run.settings.name, incident)
+        ).passed(ending, self._effects.wall())
+        alert = alerting.outcome(self._run.settings.name, incident, ending=ending)
         incident = self._journal.incident(incident, alert)
         self._run.book.put(incident)
         cost = alerting.cost_text(incident)
-        self._effects.say(f"healed: {incident.outcome}; it cost {cost}")
+        self._effects.say(f"{ending}: {incident.outcome}; it cost {cost}")
 
     def _lost_steps(self, recovery: Recovery, resumed_step: int | None) -> int | None:
         seen, target = recovery.verdict.detected_step, recovery.decision.target

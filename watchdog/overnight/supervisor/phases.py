@@ -38,6 +38,7 @@ class Phase(StrEnum):
     STOPPING = "stopping"
     CHECKING = "checking"
     WAITING = "waiting"
+    TIDYING = "tidying"
     STARTING = "starting"
     PROVING = "proving"
     SECURING = "securing"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from overnight.core.events import CheckpointSeen, Identity
+from overnight.core.events import CheckpointSeen, Fault, Identity
 from overnight.core.formats.given import Search
-from overnight.core.orders import Batch, Launch, OutboxRow
+from overnight.core.orders import Batch, Launch, OutboxRow, Patch, Tidying
 
 
 class Worker(Protocol):
@@ -45,7 +45,10 @@ class Tails(Protocol):
 
 
 class Checkpoints(Protocol):
-    """Discovery, verification and vault; CheckpointSeen, -Gone, -Checked, -Secured come back."""
+    """Discovery, verification, vault and quarantine.
+
+    CheckpointSeen, CheckpointGone, CheckpointChecked, CheckpointSecured and Tidied come back.
+    """
 
     def start(self, known: Sequence[Identity]) -> None:
         """Watch for saves; `known` are those of an earlier supervisor."""
@@ -64,6 +67,9 @@ class Checkpoints(Protocol):
 
     def release(self, vault_path: str) -> None:
         """Remove a copy from the vault."""
+
+    def tidy(self, order: Tidying) -> None:
+        """Put the folder in order before a start, in the background."""
 
     def unchanged(self, identity: Identity) -> bool:
         """Whether the files are still those that were verified."""
@@ -123,9 +129,11 @@ class Effects:
     """Everything outside, handed to the supervisor once.
 
     `say` speaks to the person at the terminal and to supervisor.log; `write_control` replaces the
-    worker's control file; `install_probe` lays the probe beside the run's state;
+    worker's control file; `patch_config` writes a patched copy of the script's own config file
+    (ConfigError, OSError); `install_probe` lays the probe beside the run's state;
     `search` tries a regular expression of the user's, in bounded time;
-    `jitter` gives a number from 0 to 1 for back-off.
+    `jitter` gives a number from 0 to 1 for back-off; `told` names the receivers of those faults
+    that not everybody is told of.
     """
 
     clock: Callable[[], float]
@@ -138,7 +146,9 @@ class Effects:
     gpu: Gpu
     say: Callable[[str], None]
     write_control: Callable[[Path, dict[str, Any]], None]
+    patch_config: Callable[[Patch], None]
     install_probe: Callable[[Path], Path]
     search: Search
     jitter: Callable[[], float]
     receivers: tuple[str, ...] = ()
+    told: Mapping[Fault, tuple[str, ...]] = field(default_factory=dict)

@@ -136,6 +136,8 @@ class Reader:
             probe.told_of_skip = True
             self._judge.judge(skipped_verdict(record))
         judgement = attempt.observe(record)
+        comeback = attempt.comeback if not attempt.levels_ignored else None
+        lost = comeback.observe(record) if comeback is not None else None
         run.records.append(record)
         if run.first_step is None:
             run.first_step = record.step
@@ -153,7 +155,22 @@ class Reader:
         else:
             self._recoverer.record(record)
             self._judge.check_lr_proof(attempt, record)
-        if judgement.verdict is not None:
-            self._judge.judge(judgement.verdict)
+        verdict = lost or judgement.verdict
+        self._climb(record, attempt, clean=not suspect and verdict is None)
+        if verdict is not None:
+            self._judge.judge(verdict)
         self._keeper.keep_safe()
         self._judge.close_calm()
+
+    def _climb(self, record: StepMetric, attempt: Attempt, *, clean: bool) -> None:
+        """A rate that was lowered for a while returns, if the worker takes it while it runs."""
+        run = self._run
+        if run.climb is None:
+            return
+        run.climb = run.climb.after(record.step, clean=clean)
+        idle = self._recoverer.current is None
+        if idle and clean and run.means.live and run.climb.is_due(record.step):
+            run.climbed()
+            attempt.lr_scale = run.lr_scale
+            self._recoverer.launcher.write_control(run.lr_scale, None)
+            self._effects.say(f"the learning rate is back at x{run.lr_scale:g}")

@@ -4,6 +4,7 @@
     STOPPING   the worker is told to end, or killed; until its tree is gone and its output read
     CHECKING   candidates that nobody has verified yet are verified, newest first, 30 s in all
     WAITING    back-off, cooling, and the GPU memory of the dead to be released
+    TIDYING    what is newer than the target is moved into quarantine
     STARTING   the new attempt is launched; until its first record
     PROVING    the logged learning rate is held against the expected one
     SECURING   (halt only) the best checkpoint is copied into the vault before we give up
@@ -18,7 +19,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from overnight.core.detect.gpu_hot import Cooling
 from overnight.core.events import (
     NUMERIC_FAULTS,
     Action,
@@ -33,6 +33,7 @@ from overnight.core.events import (
 from overnight.core.exits import Death
 from overnight.core.incidents import decided
 from overnight.core.lifecycle import Event
+from overnight.core.resume import Route
 from overnight.core.situation import PastRecovery
 from overnight.core.story import Incident
 from overnight.errors import WorkerError
@@ -45,7 +46,6 @@ from overnight.supervisor.outcomes import Outcomes
 from overnight.supervisor.phases import (
     CHECK_S,
     COOL_S,
-    GPU_MEMORY_S,
     SAVE_S,
     SECURE_S,
     Phase,
@@ -53,6 +53,8 @@ from overnight.supervisor.phases import (
 )
 from overnight.supervisor.ports import Effects
 from overnight.supervisor.run import Run
+from overnight.supervisor.tidying import Tidier
+from overnight.supervisor.waiting import Wait
 
 
 class Recoverer:
@@ -65,6 +67,8 @@ class Recoverer:
         self._keeper = keeper
         self._outcomes = Outcomes(run, effects, journal)
         self._in_place = InPlace(run, effects, journal)
+        self._wait = Wait(run, effects)
+        self.tidier = Tidier(run, effects, journal)
         self.launcher = Launcher(run, effects, journal)
         self.current: Recovery | None = None
 
@@ -199,7 +203,11 @@ class Recoverer:
             self._stopping(recovery, at)
         if recovery.phase is Phase.CHECKING and (not recovery.checking or at >= recovery.deadline):
             self._decide_again(recovery, at)
-        if recovery.phase is Phase.WAITING and self._may_start(recovery, at):
+        if recovery.phase is Phase.WAITING and self._wait.too_hot(recovery, at):
+            self._give_up(recovery, at, f"the GPU did not cool down in {COOL_S / 3600:.0f} h")
+        if recovery.phase is Phase.WAITING and self._wait.is_over(recovery, at):
+            self._tidy(recovery)
+        if recovery.phase is Phase.TIDYING and not self.tidier.busy(at):
             self._start(recovery)
         if recovery.phase is Phase.SECURING and self._secured(recovery, at):
             self._end(self._outcomes.halted)
@@ -258,44 +266,12 @@ class Recoverer:
                 run.ledger.pin(decision.target.identity)
             self._keeper.keep_safe()
         else:
-            self._wait(recovery, at)
-
-    def _wait(self, recovery: Recovery, at: float) -> None:
-        decision = recovery.decision
-        recovery.phase = Phase.WAITING
-        recovery.due = at + decision.delay_s * (1 + 0.1 * self._effects.jitter())
-        recovery.memory_deadline = at + GPU_MEMORY_S
-        if decision.action is Action.COOL and self._run.gpus:
-            recovery.cooling = Cooling(self._run.settings.gpu, at)
-            recovery.deadline = at + COOL_S
-            self._run.life.apply(Event.COOL)
-            config = self._run.settings.gpu
-            self._effects.say(
-                f"cooling until every GPU is below {config.resume_below_c:g} °C"
-                f" for {config.hold_s:g} s"
-            )
-            return
-        self._run.life.apply(Event.WAIT)
-        if decision.delay_s > 0:
-            self._effects.say(f"next attempt in {decision.delay_s:.0f} s (back-off)")
+            self._wait.begin(recovery, at)
 
     def gpu(self, sample: GpuSample) -> None:
         """Telemetry while no worker runs: is the card cool, is the memory free?"""
-        recovery = self.current
-        if recovery is None or recovery.phase is not Phase.WAITING:
-            return
-        if recovery.cooling is not None and recovery.cooling.observe(sample):
-            recovery.cooled = True
-        since = recovery.memory_deadline - GPU_MEMORY_S
-        if sample.at > since and not recovery.dead_pids & set(sample.pids):
-            recovery.dead_pids = frozenset()
-
-    def _may_start(self, recovery: Recovery, at: float) -> bool:
-        if recovery.cooling is not None and not recovery.cooled:
-            if at >= recovery.deadline:
-                self._give_up(recovery, at, f"the GPU did not cool down in {COOL_S / 3600:.0f} h")
-            return False
-        return at >= recovery.due and (not recovery.dead_pids or at >= recovery.memory_deadline)
+        if self.current is not None and self.current.phase is Phase.WAITING:
+            self._wait.gpu(self.current, sample)
 
     def _give_up(self, recovery: Recovery, at: float, why: str) -> None:
         """Turn a recovery into a halt."""
@@ -308,15 +284,25 @@ class Recoverer:
         self._keeper.keep_safe()
         recovery.phase, recovery.deadline = Phase.SECURING, at + SECURE_S
 
-    def _start(self, recovery: Recovery) -> None:
-        decision, run = recovery.decision, self._run
-        target = decision.target
+    def _tidy(self, recovery: Recovery) -> None:
+        target = recovery.decision.target
         if recovery.dead_pids:
             held = ", ".join(map(str, sorted(recovery.dead_pids)))
             self._effects.say(f"warning: GPU memory is still held by {held}; starting all the same")
         if target is not None and not self._still_there(target):
             self._check(recovery, self._effects.clock())
             return
+        recovery.phase = Phase.TIDYING
+        self.tidier.begin(target)
+
+    def _start(self, recovery: Recovery) -> None:
+        decision, run = recovery.decision, self._run
+        if self.tidier.problem and run.means.route is Route.LATEST:
+            self._give_up(recovery, self._effects.clock(), self.tidier.problem)
+            return
+        if self.tidier.problem:
+            self._effects.say(f"warning: {self.tidier.problem}")
+        target = self.tidier.placed(decision.target)
         self._passed("checkpoint ready")
         run.reached(run.last.step if run.last else 0)
         run.past.append(_past(recovery, target))
@@ -327,6 +313,7 @@ class Recoverer:
         changed = decision.lr_scale != run.lr_scale
         watch = run.lr_watch(decision.lr_scale) if changed else None
         try:
+            run.take_measures(decision)
             self.launcher.launch(
                 target, lr_scale=decision.lr_scale, skip=decision.skip, watch=watch
             )
@@ -356,7 +343,8 @@ class Recoverer:
         if recovery.phase is not Phase.PROVING:
             return
         proof = attempt.watch.observe(record) if attempt.watch else None
-        if attempt.watch is None or proof is not None:
+        placed = attempt.comeback is None or attempt.comeback.placed
+        if placed and (attempt.watch is None or proof is not None):
             self.conclude(proof)
 
     # --- the end ---------------------------------------------------------------------------------

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from overnight.core.climb import Climb
 from overnight.core.detect.gpu_hot import GpuHotConfig
 from overnight.core.detect.panel import PanelConfig
 from overnight.core.detect.stall import StallConfig
 from overnight.core.events import (
     NUMERIC_FAULTS,
     CheckpointSeen,
+    Decision,
     GpuSample,
     Health,
     Position,
@@ -29,7 +31,8 @@ from overnight.core.lifecycle import Lifecycle
 from overnight.core.placing import is_past
 from overnight.core.policy import Policy
 from overnight.core.probe import ProbeConfig, ProbeState
-from overnight.core.resume import LrWatch, Means, ResumeConfig, expected_hello, means_of
+from overnight.core.proof import LrWatch
+from overnight.core.resume import Means, ResumeConfig, expected_hello, means_of
 from overnight.core.situation import PastRecovery, Situation
 from overnight.core.status import Now, snapshot
 from overnight.supervisor.attempt import Attempt
@@ -83,6 +86,8 @@ class Run:
     scales: dict[int, float] = field(default_factory=dict)
     changes: list[tuple[Position, float]] = field(default_factory=list)
     clip: str | None = None
+    relief: int = 0
+    climb: Climb | None = None
     records: deque[StepMetric] = field(default_factory=lambda: deque(maxlen=KEPT_RECORDS))
     record_count: int = 0
     first_step: int | None = None
@@ -177,7 +182,7 @@ class Run:
         self.records.clear()
         self.records.extend(kept)
         self.changes.append((newest, new_scale))
-        self.lr_scale = new_scale
+        self.lr_scale, self.climb = new_scale, None
         self.ledger.went_back_in_place()
 
     def situation(
@@ -199,11 +204,12 @@ class Run:
             targets=tuple(targets),
             checkpoints_exist=self.ledger.has_own(),
             any_record=bool(attempt and attempt.records),
-            lr_scale=self.lr_scale,
+            lr_scale=self.settled_scale,
             incident=incident,
             past=tuple(self.past),
             records_since_resume=attempt.records if attempt and attempt.resumed else None,
             signatures=signatures,
+            relief=self.relief,
         )
 
     def rebase(self) -> None:
@@ -219,6 +225,29 @@ class Run:
         if since is None or not records or records[-1].position < since:
             return records  # back to before the change
         return [record for record in records if record.position > since]
+
+    def take_measures(self, decision: Decision) -> None:
+        """What a recovery changes for good: memory relief, and whether the rate may climb back."""
+        self.relief = decision.relief
+        if decision.lr_scale < self.lr_scale:
+            steps = decision.climb_steps
+            self.climb = Climb(back_to=self.lr_scale, after_steps=steps) if steps else None
+        elif self.climb is not None and decision.lr_scale >= self.climb.back_to:
+            self.climb = None
+
+    @property
+    def settled_scale(self) -> float:
+        """The learning-rate scale of the next attempt: a climb that is due needs no more proof."""
+        if self.climb is not None and self.last is not None and self.climb.is_due(self.last.step):
+            return self.climb.back_to
+        return self.lr_scale
+
+    def climbed(self) -> None:
+        """The running worker has its old rate again."""
+        assert self.climb is not None
+        assert self.last is not None
+        self.lr_scale, self.climb = self.climb.back_to, None
+        self.changes.append((self.last.position, self.lr_scale))
 
     def reached(self, step: int) -> None:
         """How far the newest recovery has led."""
@@ -236,6 +265,8 @@ class Run:
             "attempt": self.attempts,
             "lr_scale": self.lr_scale,
             "scales": self.scales,
+            "relief": self.relief,
+            "climb": self.climb.as_row() if self.climb else None,
             "started_utc": self.started_utc,
             "record_count": self.record_count,
             "first_step": self.first_step,

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from overnight.adapters import inotify
+from overnight.adapters.checkpoints.naming import SUFFIXES, step_of
 from overnight.adapters.checkpoints.patterns import (
     anchored,
     directories,
@@ -35,7 +36,6 @@ QUIET_S = 30.0
 """A directory without a marker is complete when nothing was written for so long: between its
 files, a framework gathers states from the GPUs."""
 
-SUFFIXES = (".pt", ".pth", ".ckpt", ".safetensors")
 MARKERS = ("manifest.json", "trainer_state.json", ".metadata")
 """Files that a training framework writes last into a checkpoint directory."""
 
@@ -43,10 +43,6 @@ SKIPPED = frozenset({"venv", "env", "site-packages", "node_modules", "__pycache_
 MAX_DEPTH, MAX_ENTRIES = 5, 20_000
 """Without a pattern the working directory is searched, but never a whole dataset."""
 
-_NAMED_STEP = re.compile(
-    r"(?:step|iter|iteration|checkpoint|ckpt|update)s?[-_=]?(\d{1,12})(?![\d.]*\.\d)", re.IGNORECASE
-)
-_STEP = re.compile(r"(?<![\d.])(\d{1,12})(?![\d.])(?!.*(?<![\d.])\d)")
 _PART = re.compile(
     r"^(?:model|adapter_model|pytorch_model|optimizer|scheduler|scaler|rng_state(?:_\d+)?)\b"
 )
@@ -55,18 +51,6 @@ _PART = re.compile(
 _LEFT = inotify.MOVED_FROM | inotify.DELETE
 _EVENTS = inotify.CLOSE_WRITE | inotify.MOVED_TO | inotify.CREATE | _LEFT
 Report = Callable[[CheckpointSeen | CheckpointGone], None]
-
-
-def step_of(path: Path) -> int | None:
-    """The step in a name: `checkpoint-500`, `step_00000150`, `step_100_loss_2.31`, `12000.pt`.
-
-    The number after a word for it, else the last whole number.
-    """
-    stem = path.name
-    for suffix in SUFFIXES:
-        stem = stem.removesuffix(suffix)
-    match = _NAMED_STEP.search(stem) or _STEP.search(stem)
-    return int(match[1]) if match else None
 
 
 def identity_of(path: Path) -> Identity | None:
@@ -154,6 +138,28 @@ class CheckpointWatcher:
 
         threading.Thread(target=body, name="announce", daemon=True).start()
 
+    def held(self) -> threading.Lock:
+        """While it is held nothing is reported: files are moved by ourselves."""
+        return self._lock
+
+    def let_go(self, path: Path) -> None:
+        """This path is moved by us: no loss to report. Only while held."""
+        self._known.pop(str(path), None)
+        self._pending.pop(str(path), None)
+        self._inodes.pop(str(path), None)
+
+    def take(self, identity: Identity) -> None:
+        """This path is written by us: nothing new to report. Only while held."""
+        self._known[identity.path] = identity
+        self._inodes[identity.path] = identity.inode
+
+    def unfinished(self, since_utc: float) -> list[Path]:
+        """What lies where a checkpoint may be, since then, and was never complete. While held."""
+        since_ns = max(self._since_ns, int(since_utc * 1e9))
+        new = [path for path in self._candidates() if str(path) not in self._known]
+        found = [(path, identity_of(path)) for path in new]
+        return [path for path, which in found if which and which.mtime_ns >= since_ns]
+
     def existing(self) -> list[CheckpointSeen]:
         """What is complete on disk now and was not known: it was saved while nobody watched."""
         found = []
@@ -199,7 +205,7 @@ class CheckpointWatcher:
                 self._complete(path, renamed=any(path.iterdir()))
         elif event.mask & (inotify.CLOSE_WRITE | inotify.MOVED_TO):
             self._complete(path)
-        elif event.mask & _LEFT:
+        elif event.mask & _LEFT and identity_of(path) != self._known.get(str(path)):
             self._left(str(path))
 
     def _complete(self, path: Path, *, renamed: bool = False) -> None:

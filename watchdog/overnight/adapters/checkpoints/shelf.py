@@ -9,6 +9,7 @@ from pathlib import Path
 
 from overnight.adapters.checkpoints.discover import CheckpointWatcher, identity_of
 from overnight.adapters.checkpoints.patterns import anchored, fixed_prefix, glob_regex
+from overnight.adapters.checkpoints.quarantine import Quarantine
 from overnight.adapters.checkpoints.vault import Vault
 from overnight.adapters.child import ChildResult, module_argv, run_child
 from overnight.core.events import (
@@ -19,15 +20,20 @@ from overnight.core.events import (
     Health,
     Identity,
 )
+from overnight.core.orders import Tidied, Tidying
 
 VERIFY_S = 900.0
 """Even 100 GB on a slow disk is read in this time; a verifier that takes longer is stuck."""
 
-Report = Callable[[CheckpointSeen | CheckpointGone | CheckpointChecked | CheckpointSecured], None]
+Seen = CheckpointSeen | CheckpointGone
+Report = Callable[[Seen | CheckpointChecked | CheckpointSecured | Tidied], None]
 
 
 class Shelf:
-    """Discovery, verification and vault of one run. Everything returns at once and reports."""
+    """Discovery, verification, vault and quarantine of one run.
+
+    Everything returns at once and reports.
+    """
 
     def __init__(
         self,
@@ -53,6 +59,9 @@ class Shelf:
             clock=clock,
         )
         self._vault = Vault(name=name, report=report, clock=clock)
+        self._quarantine = Quarantine(
+            name=name, sight=self._watcher, beside=self._beside, report=report, clock=clock
+        )
 
     def start(self, known: Sequence[Identity]) -> None:
         """Begin to watch; what is known is not reported again."""
@@ -89,14 +98,19 @@ class Shelf:
     def secure(self, identity: Identity, *, in_place: bool, has_step: bool) -> None:
         """Make a protected copy; CheckpointSecured follows."""
         linkable = has_step and not in_place
-        self._vault.secure(identity, beside=self._beside(identity), linkable=linkable)
+        beside = self._beside(Path(identity.path))
+        self._vault.secure(identity, beside=beside, linkable=linkable)
 
-    def _beside(self, identity: Identity) -> Path:
+    def tidy(self, order: Tidying) -> None:
+        """Leave nothing newer than the target where the script looks; Tidied follows."""
+        self._quarantine.tidy(order)
+
+    def _beside(self, path: Path) -> Path:
         """The parent of the pattern's fixed prefix, so that no pattern ever sees the vault."""
         for pattern in self._patterns:
-            if glob_regex(pattern).fullmatch(identity.path):
+            if glob_regex(pattern).fullmatch(str(path)):
                 return fixed_prefix(pattern).parent
-        folder = Path(identity.path).parent
+        folder = path.parent
         return folder if folder == self._workdir else folder.parent
 
     def release(self, vault_path: str) -> None:

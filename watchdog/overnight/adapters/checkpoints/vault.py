@@ -71,7 +71,7 @@ class Vault:
         slot.mkdir(mode=0o700, exist_ok=True)
         _remove(temp)
         try:
-            method = _duplicate(source, temp, linkable=linkable)
+            method = duplicate(source, temp, linkable=linkable)
             if not method:
                 return self._refused(identity, "no protected copy: not enough free disk space")
             if identity_of(source) != identity:
@@ -100,12 +100,12 @@ class Vault:
             threading.Thread(target=_remove, args=(slot,), name="vault", daemon=True).start()
 
 
-def _duplicate(source: Path, target: Path, *, linkable: bool) -> str:
+def duplicate(source: Path, target: Path, *, linkable: bool) -> str:
     """Reflink, link or copy a file or a directory's files; "" when there is no room."""
     if source.is_dir():
         target.mkdir(mode=0o700)
         methods = {
-            _duplicate(inner, target / inner.name, linkable=linkable)
+            duplicate(inner, target / inner.name, linkable=linkable)
             for inner in sorted(source.iterdir())
         }
         sync_directory(target)

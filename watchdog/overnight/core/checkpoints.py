@@ -1,0 +1,55 @@
+"""What a user may say about checkpoints, and which of them a rollback puts out of the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from overnight.core.events import Health
+from overnight.core.placing import BEFORE_ALL
+from overnight.core.story import Entry
+
+
+class CheckpointsConfig(BaseModel):
+    """`[checkpoints]`: where they are, when they are trusted, how many are kept safe."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    glob: tuple[str, ...] = Field((), description="patterns of checkpoint files or directories")
+    keep: int = Field(2, ge=1, description="newest healthy checkpoints protected in the vault")
+    confirm_steps: int = Field(
+        100, ge=0, description="clean steps after a checkpoint that make it healthy"
+    )
+    confirm_records: int = Field(2, ge=1, description="at least this many records among them")
+    max_loss_s: float = Field(
+        1800, gt=0, description="seconds of work one is willing to lose; past it there is a warning"
+    )
+
+    @field_validator("glob", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+
+def to_set_aside(rows: Iterable[tuple[Entry, Health]], target: Entry | None) -> list[Entry]:
+    """What a script that looks for its newest checkpoint must not find when `target` is resumed.
+
+    All of the run that came later, and what was saved at the same moment and is no good; with no
+    target everything of the run. What was there before the run is never touched.
+    """
+    return [
+        entry
+        for entry, health in rows
+        if not entry.gone
+        and entry is not target
+        and not (entry.abandoned and entry.position == BEFORE_ALL)
+        and (target is None or _misleads(entry, health, target))
+    ]
+
+
+def _misleads(entry: Entry, health: Health, target: Entry) -> bool:
+    if entry.abandoned or entry.position > target.position:
+        return True
+    twin = entry.position == target.position and entry.saved_utc >= target.saved_utc
+    return twin and health not in (Health.HEALTHY, Health.VERIFIED)
