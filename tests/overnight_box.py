@@ -122,8 +122,12 @@ class Box:
 
     def start(self, command: list[str], *flags: str, resume: str | None = RESUME) -> Live:
         """Supervise a command in the background."""
+        return self.popen(self.run_argv(command, *flags, resume=resume))
+
+    def popen(self, argv: list[str]) -> Live:
+        """Any command of ours in the background."""
         process = subprocess.Popen(
-            self.run_argv(command, *flags, resume=resume),
+            argv,
             cwd=self.workdir,
             env=self.env,
             stdin=subprocess.DEVNULL,

@@ -113,9 +113,7 @@ def label(path: Path) -> str:
 
 SHARED = ("overnight.adapters.child", "overnight.adapters.files", "overnight.adapters.inotify")
 VALUES = (
-    "overnight.core.events",
-    "overnight.core.story",
-    "overnight.core.orders",
+    *("overnight.core.events", "overnight.core.story", "overnight.core.orders"),
     "overnight.core.text",
     "overnight.core.lines",  # bytes into lines: the same for a live tail and for replay
 )
@@ -172,7 +170,7 @@ LAYERS = (
     ),
     Layer(
         "app",
-        ("app.py", "preflight.py"),
+        ("app.py", "preflight.py", "practice.py"),
         may=(
             "overnight.core",
             "overnight.errors",
@@ -180,13 +178,14 @@ LAYERS = (
             "overnight.adapters",
             "overnight.supervisor",
             "overnight.preflight",
+            "overnight.app",
         ),
     ),
     Layer(
         "cli",
         ("cli/**/*.py", "__main__.py"),
         may=("overnight.errors", "overnight.cli", *QUERIES),
-        lazily=("overnight.app", "overnight.preflight"),
+        lazily=("overnight.app", "overnight.preflight", "overnight.practice"),
     ),
 )
 
@@ -255,9 +254,7 @@ CORE_LIBRARY = {
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "torch": ("trainer/", "watchdog/overnight_probe/"),
     "numpy": (),
-    "matplotlib": ("watchdog/overnight/adapters/notify/",),
-    "PIL": ("watchdog/overnight/adapters/notify/",),
-    "apprise": ("watchdog/overnight/adapters/notify/",),
+    **dict.fromkeys(("matplotlib", "PIL", "apprise"), ("watchdog/overnight/adapters/notify/",)),
     "pynvml": ("watchdog/overnight/adapters/gpu.py",),
     "apscheduler": ("watchdog/overnight/adapters/housekeeping.py",),
     "sqlite3": ("watchdog/overnight/adapters/store.py",),
@@ -268,7 +265,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "socket": ("watchdog/overnight/adapters/",),
     "yaml": ("watchdog/overnight/adapters/config_copy.py",),
 }
-"""Module -> where it may be imported. The demo runs our own commands, as a person would."""
+"""Module -> where it may be imported. The demo runs our own commands, as people do."""
 ONLY_LAZILY = ("apprise", "matplotlib", "PIL", "pynvml", "yaml")
 """They belong to children, or few need them; the supervisor must not load them."""
 

@@ -64,6 +64,8 @@ def test_only_the_counter_began_anew():
     watch = comeback()
     assert first_verdict(watch, *records(1, 500)) is None
     assert watch.placed
+    strict = comeback(by_steps=True)
+    assert first_verdict(strict, *records(1, 500)).fault is Fault.STARTUP_FAILURE
 
 
 def test_a_log_without_a_loss_has_only_its_steps():

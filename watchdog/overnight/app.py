@@ -39,6 +39,7 @@ from overnight.preflight import (
     Order,
     check_command,
     completed,
+    keepsake_of,
     locked,
     memory_of,
     rate_in_file,
@@ -80,6 +81,7 @@ def supervise(order: Order) -> int:
 def _supervise(
     order: Order, receivers: tuple[Receiver, ...], lock: RunLock, recipe: Recipe | None
 ) -> int:
+    _undo_drill(order)
     memory = memory_of(order.directory)
     if memory is not None:
         adoption.refuse_other_run(memory.run, wish_of(order))
@@ -122,6 +124,16 @@ def _supervise(
         store.close()
 
 
+def _undo_drill(order: Order) -> None:
+    """A drill that was killed has left its checkpoints where this run's belong."""
+    try:
+        moved = keepsake_of(order).put_back()
+    except OSError as error:
+        raise UsageError(f"cannot undo a drill that was killed: {error}") from error
+    if moved is not None:
+        print("the checkpoints are as they were before a drill that was killed", file=sys.stderr)
+
+
 def _settings(order: Order, receivers: tuple[Receiver, ...]) -> Settings:
     config = order.config
     try:
@@ -152,6 +164,7 @@ def _settings(order: Order, receivers: tuple[Receiver, ...]) -> Settings:
         max_loss_s=config.checkpoints.max_loss_s,
         base_lr=rate,
         observe=order.observe,
+        drill_s=order.drill_s,
     )
 
 

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from overnight.adapters.checkpoints.discover import identity_of
+from overnight.adapters.checkpoints.keepsake import Keepsake
 from overnight.adapters.checkpoints.naming import step_of
+from overnight.adapters.checkpoints.patterns import output_roots
 from overnight.adapters.config_copy import number_at
 from overnight.adapters.files import private_directory, read_json
 from overnight.adapters.lock import RunLock
@@ -50,6 +52,7 @@ class Order:
     from_checkpoint: Path | None = None
     lr_scale: float | None = None
     detach: bool = False
+    drill_s: float = 0.0
 
     @property
     def directory(self) -> Path:
@@ -216,4 +219,20 @@ def script_files(order: Order) -> Place | None:
         pattern=str(Path(here, Path(metrics.path).expanduser())),
         decoder=DECODERS[metrics.source],
         change=CHANGES[metrics.source],
+    )
+
+
+def practice_name(name: str) -> str:
+    """The name under which a drill of this run runs."""
+    return f"{name[:58]}-drill"
+
+
+def keepsake_of(order: Order) -> Keepsake:
+    """What keeps the checkpoints of a run as they are while a drill trains."""
+    return Keepsake(
+        name=order.name,
+        practice=practice_name(order.name),
+        patterns=order.config.checkpoints.glob,
+        workdir=order.workdir,
+        roots=output_roots(order.command, order.workdir),
     )

@@ -380,6 +380,11 @@ class StoreReader:
             "failed": next(self._column(sql + "failed_utc IS NOT NULL")),
         }
 
+    def undelivered(self) -> list[str]:
+        """`receiver: error` of each alert that did not arrive."""
+        sql = "SELECT receiver || ': ' || error FROM alerts WHERE delivered_utc IS NULL ORDER BY id"
+        return list(self._column(sql))
+
     def memory(self) -> Memory | None:
         """All of it, for a supervisor that starts again; None when no run was ever written."""
         run = self.run()

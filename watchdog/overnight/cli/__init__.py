@@ -17,6 +17,7 @@ class Commands(click.Group):
     modules: ClassVar[dict[str, str]] = {
         "run": "overnight.cli.run",
         "demo": "overnight.cli.demo",
+        "drill": "overnight.cli.drill",
         "status": "overnight.cli.query",
         "incidents": "overnight.cli.query",
         "checkpoints": "overnight.cli.query",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +17,28 @@ if TYPE_CHECKING:
     from overnight.preflight import Order
 
 
+_SHARED = (
+    click.option("--config", "config_path", type=click.Path(path_type=Path), help="TOML file."),
+    click.option("--name", help="The run's name; default: the working directory's."),
+    click.option("--checkpoints", "globs", multiple=True, help="Pattern of the checkpoints."),
+    click.option("--resume-args", help='E.g. "--resume {checkpoint} --lr {lr}".'),
+    click.option("--notify", multiple=True, help="Apprise URL, @FILE (0600) or env:NAME."),
+    click.option("--probe", is_flag=True, help="Watch and steer a PyTorch script from inside."),
+)
+
+
+def about_the_run(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say what is supervised and how, of `run` and of `drill`."""
+    for option in reversed(_SHARED):
+        function = option(function)
+    return function
+
+
 @click.command(
     short_help="Supervise a training command.",
     context_settings={"ignore_unknown_options": False},
 )
-@click.option("--config", "config_path", type=click.Path(path_type=Path), help="TOML file.")
-@click.option("--name", help="The run's name; default: the working directory's.")
-@click.option("--checkpoints", "globs", multiple=True, help="Pattern of the checkpoints.")
-@click.option("--resume-args", help='E.g. "--resume {checkpoint} --lr {lr}".')
-@click.option("--notify", multiple=True, help="Apprise URL, @FILE (0600) or env:NAME.")
-@click.option("--probe", is_flag=True, help="Watch and steer a PyTorch script from inside.")
+@about_the_run
 @click.option("--observe", is_flag=True, help="Detect and tell, never act.")
 @click.option("--detach", is_flag=True, help="Go on in the background.")
 @click.option("--fresh", is_flag=True, help="Put an earlier run of this name aside.")

@@ -67,7 +67,8 @@ def _title(run: str, incident: Incident, ending: str) -> str:
     step = incident.detected_step
     where = f" at step {step:,}" if step is not None else ""
     tail = f": {ending}" if ending else ""
-    title = f"[{run}] {_name(incident.fault)}{where}"
+    drill = "drill: " if incident.drill else ""
+    title = f"[{run}] {drill}{_name(incident.fault)}{where}"
     return title[: TITLE_CHARS - len(tail)] + tail  # how it ended is the part that matters
 
 
@@ -115,7 +116,8 @@ def _doing(action: Action) -> str:
 
 
 def _body(run: str, incident: Incident, *, outcome: str | None) -> str:
-    lines = [f"{incident.fault}: {incident.reason}."]
+    lines = ["This is a drill: the fault was made on purpose."] if incident.drill else []
+    lines.append(f"{incident.fault}: {incident.reason}.")
     if incident.cause:
         lines.append(f"Cause of death: {incident.cause}.")
     if incident.checkpoint_step is not None:

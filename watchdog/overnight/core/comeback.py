@@ -41,9 +41,11 @@ class Comeback:
         stride: int,
         left_behind: Iterable[int],
         band_steps: int,
+        by_steps: bool = False,
     ) -> None:
         """`lineage` are the records before the checkpoint, `left_behind` the steps of those
-        checkpoints that must not be resumed from; `band_steps` 0: any loss will do."""
+        checkpoints that must not be resumed from; `band_steps` 0: any loss will do; `by_steps`:
+        a run so young that its loss is that of its beginning is judged by its steps alone."""
         self._target = target_step
         self._stride = max(1, stride)
         far = target_step + STRIDES * self._stride
@@ -51,6 +53,7 @@ class Comeback:
         losses = [r.loss for r in lineage[-BAND_RECORDS:] if _is_number(r.loss)]
         self._ceiling = _ceiling([loss for loss in losses if loss is not None])
         self._band_steps = band_steps
+        self._by_steps = by_steps
         self._latest: deque[float] = deque(maxlen=LATEST_RECORDS)
         self._odd: list[StepMetric] = []
         self._first: StepMetric | None = None
@@ -79,7 +82,7 @@ class Comeback:
         if not self._odd:
             self.placed = True
         elif len(self._odd) >= SURE_RECORDS:
-            if anew and not self._out_of_band:
+            if anew and not (self._by_steps or self._out_of_band):
                 self.placed = True  # only the counter began anew: the loss is that of the run
                 return None
             self.over = True

@@ -56,6 +56,7 @@ class Judge:
         incident, change = run.book.judge(
             verdict, decision, now_utc=now_utc, record_count=run.record_count
         )
+        incident = replace(incident, drill=run.settings.drill_s > 0)
         incident = self._written(incident, change, decision)
         self._tell(verdict, decision, change)
         if change is not Change.JOINED and decision.action in ACTING:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from overnight.core.detect.overdue import Safety
 from overnight.core.events import (
     CheckpointChecked,
     CheckpointGone,
@@ -15,11 +16,16 @@ from overnight.core.events import (
     CheckpointSeen,
     Health,
     Identity,
+    Verdict,
 )
 from overnight.core.story import Entry
+from overnight.supervisor.attempt import Attempt
 from overnight.supervisor.journal import Journal
 from overnight.supervisor.ports import Effects
 from overnight.supervisor.run import Run
+
+OVERDUE_EVERY_S = 30.0
+"""How much work would be lost is asked rarely: it changes slowly."""
 
 RETRY_S = 300.0
 """A vault copy that could not be made (no room) is tried again this much later."""
@@ -39,6 +45,7 @@ class Keeper:
         self._told_cost = False
         self._kept_revision = -1
         self._retry_at = 0.0
+        self._overdue_at = 0.0
         self._refused: dict[Identity, float] = {}
         self.securing: set[Identity] = set()
 
@@ -73,7 +80,9 @@ class Keeper:
         self._run.ledger.checked(checked)
         self._verifying.discard(checked.identity)
         self._next()
-        if checked.health is not Health.VERIFIED:
+        entry = self._run.ledger.find(checked.identity.path)
+        lost = entry is None or entry.gone  # moved or rewritten meanwhile: nobody waits for it
+        if checked.health is not Health.VERIFIED and not lost:
             name = Path(checked.identity.path).name
             self._effects.say(f"checkpoint {name} is {checked.health}: {checked.reason}")
         self.keep_safe()
@@ -103,6 +112,20 @@ class Keeper:
             aside = entry.quarantine_path
             if aside is not None and not checkpoints.vault_holds(entry.identity, aside):
                 ledger.set_aside(entry.identity, None)  # a person has taken it away
+
+    def overdue(self, attempt: Attempt, at: float) -> Verdict | None:
+        """Whether too much work would be lost now."""
+        if at - self._overdue_at < OVERDUE_EVERY_S:
+            return None
+        self._overdue_at = at
+        newest = self._run.ledger.newest(Health.HEALTHY)
+        age_s = self._effects.wall() - newest.saved_utc if newest else None
+        safety = Safety(
+            training_since=attempt.first_at,
+            healthy_at=None if age_s is None else at - age_s,
+            healthy_step=newest.run_step if newest else None,
+        )
+        return attempt.overdue.check(at, safety)
 
     # --- what is asked for -----------------------------------------------------------------------
 

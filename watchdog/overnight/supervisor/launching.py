@@ -142,6 +142,7 @@ class Launcher:
             stride=run.stride,
             left_behind=[step for step in abandoned if step is not None],
             band_steps=0 if target.partial else run.settings.resume.band_steps,
+            by_steps=run.settings.drill_s > 0,
         )
 
     def _with_probe(self, launch: Launch, values: Values) -> dict[str, str]:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from overnight.core.detect.gpu_hot import GpuHotDetector
-from overnight.core.detect.overdue import Safety
 from overnight.core.events import (
     Action,
     AlertSent,
@@ -26,7 +25,6 @@ from overnight.core.events import (
     Drained,
     GpuSample,
     GpuUnavailable,
-    Health,
     Housekeeping,
     LogChunk,
     LrProof,
@@ -42,6 +40,7 @@ from overnight.core.lifecycle import Event, State
 from overnight.core.orders import Tidied
 from overnight.errors import UsageError, WorkerError
 from overnight.supervisor.attempt import Attempt
+from overnight.supervisor.drilling import Driller
 from overnight.supervisor.ending import finish
 from overnight.supervisor.inbox import Inbox
 from overnight.supervisor.journal import Journal
@@ -57,8 +56,6 @@ from overnight.supervisor.run import Run, Stop
 TICK_S = 1.0
 ORPHANS_S = 5.0
 """Background processes of a worker that ended well get this long; then they are left alone."""
-
-OVERDUE_EVERY_S = 30.0
 
 LOST_S = 5.0
 """A worker that has ended is judged in one turn of the loop; this much later something broke."""
@@ -85,11 +82,18 @@ class Supervisor:
             recoverer=self._recoverer,
             judge=self._judge,
         )
+        self._driller = Driller(
+            run,
+            effects,
+            reader=self._reader,
+            judge=self._judge,
+            recoverer=self._recoverer,
+            stop=lambda why: self.stop(Stop(0, why), at=effects.clock()),
+        )
         self._gpu_hot = GpuHotDetector(run.settings.gpu)
         self._gpu_attempt = 0
         self._stuck = False
         self._lost_since: float | None = None
-        self._overdue_at = 0.0
         self._ticked_at = 0.0
         self._bugs = 0
         self._kill_at: float | None = None
@@ -204,25 +208,13 @@ class Supervisor:
             self._drain()
         if attempt is not None and not attempt.condemned and attempt.exited is None:
             self._check_stall(attempt, at)
-            self._check_overdue(attempt, at)
+            at_risk = self._keeper.overdue(attempt, at)
+            if at_risk is not None:
+                self._judge.judge(at_risk)
             self._reader.tick(attempt, at)
+        if self._run.settings.drill_s:
+            self._driller.advance(at)
         self._check_lost(attempt, at)
-
-    def _check_overdue(self, attempt: Attempt, at: float) -> None:
-        """How much work would be lost now? Asked rarely: it changes slowly."""
-        if at - self._overdue_at < OVERDUE_EVERY_S:
-            return
-        self._overdue_at = at
-        newest = self._run.ledger.newest(Health.HEALTHY)
-        age_s = self._effects.wall() - newest.saved_utc if newest else None
-        safety = Safety(
-            training_since=attempt.first_at,
-            healthy_at=None if age_s is None else at - age_s,
-            healthy_step=newest.run_step if newest else None,
-        )
-        verdict = attempt.overdue.check(at, safety)
-        if verdict is not None:
-            self._judge.judge(verdict)
 
     def _check_lost(self, attempt: Attempt | None, at: float) -> None:
         """A dead worker that nobody recovers can only be a bug of ours: say so and end."""
@@ -371,7 +363,8 @@ class Supervisor:
     def _interrupt(self, stop: Stop) -> None:
         last = self._run.last
         where = f" at step {last.step}" if last else ""
-        self._effects.say(f"{stop.why}{where}; the same command goes on from there")
+        onwards = "" if self._run.settings.drill_s else "; the same command goes on from there"
+        self._effects.say(f"{stop.why}{where}{onwards}")
         self._run.exit_status = stop.exit_status
         self._run.ending = stop.why
         self._run.life.apply(Event.INTERRUPT)

@@ -73,6 +73,11 @@ class Reader:
         while attempt.stream.notes:
             self._effects.say(attempt.stream.notes.pop(0))
 
+    def inject(self, record: StepMetric) -> None:
+        """A record that the worker did not print: a drill's."""
+        assert self._run.attempt is not None
+        self._record(record, self._run.attempt)
+
     def tick(self, attempt: Attempt, at: float) -> None:
         """Time has passed: a run of which nothing is understood is told of."""
         advice = attempt.stream.advise(at)

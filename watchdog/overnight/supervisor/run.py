@@ -43,7 +43,8 @@ KEPT_RECORDS = 5000
 
 @dataclass(frozen=True)
 class Settings:
-    """What was decided before the start. `env` is the worker's, already free of our secrets."""
+    """What was decided before the start. `env` is the worker's, already free of our secrets;
+    `drill_s` is the time that a drill has, 0 for a run in earnest."""
 
     name: str
     command: tuple[str, ...]
@@ -60,6 +61,7 @@ class Settings:
     max_loss_s: float
     base_lr: float | None = None
     observe: bool = False
+    drill_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,15 @@ def repoint(folder: Path, *, moved: Sequence[Path], target: Path | None) -> list
     Raises OSError.
     """
     changed = []
-    for path in sorted(_pointers(folder)):
+    for path in sorted(pointers_in(folder)):
         change = _relink if path.is_symlink() else _rewrite
         if change(path, moved, target):
             changed.append(path)
     return changed
 
 
-def _pointers(folder: Path) -> list[Path]:
+def pointers_in(folder: Path) -> list[Path]:
+    """Links, and small files that are called like one that names the newest."""
     found = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
