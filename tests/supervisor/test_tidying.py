@@ -150,3 +150,17 @@ def test_the_config_says_when_it_climbs_and_how_long_it_waits():
     scales = [launch.env["OVERNIGHT_LR_SCALE"] for launch in world.launches]
     assert scales == ["1", "0.5", "1"]
     assert world.said("next attempt in 60 s")
+
+
+@pytest.mark.parametrize("can", [True, False])
+def test_at_the_first_warning_the_worker_is_asked_to_save(can):
+    """What it saves is not trusted while the episode is open."""
+    odd = line("Step 260 | Loss: nan | LR: 1.000e-03")
+    world = World(
+        [*BEGIN, odd, checkpoint(260), steps(261, 262), dies(code=1), wait(5), steps(151, 160)]
+        + [dies(code=0)]
+    )
+    world.run.hello = {"checkpoint_signal": "SIGUSR1" if can else None}
+    world.supervise()
+    assert ("signal 10" in world.happened) is can
+    assert world.run.ledger.find("/out/step_260.pt").quarantine_path is not None

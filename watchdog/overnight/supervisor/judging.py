@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 
 from overnight.core import alerting
@@ -59,8 +60,21 @@ class Judge:
         incident = replace(incident, drill=run.settings.drill_s > 0)
         incident = self._written(incident, change, decision)
         self._tell(verdict, decision, change)
+        if change is Change.OPENED and verdict.severity is Severity.WARNING:
+            self._ask_for_checkpoint(verdict)
         if change is not Change.JOINED and decision.action in ACTING:
             self._act(incident, verdict, decision, death)
+
+    def _ask_for_checkpoint(self, verdict: Verdict) -> None:
+        """A worker that can is asked to save while it may still be well.
+
+        The ledger takes it for suspect until the episode has closed by itself.
+        """
+        run = self._run
+        can = bool(run.hello and run.hello.get("checkpoint_signal"))
+        if can and verdict.fault in NUMERIC_FAULTS and not run.settings.observe:
+            self._effects.worker.signal(signal.SIGUSR1)
+            self._effects.say("asked the worker for a checkpoint, to be trusted if this passes")
 
     def _decide(self, verdict: Verdict, death: Death | None, *, incident: int) -> Decision:
         run = self._run
