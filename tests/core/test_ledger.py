@@ -207,3 +207,26 @@ def test_a_later_step_than_the_onset_is_no_target_whatever_its_position() -> Non
     run.save("old/step_45000.pt", step=45_000)
     run.train(400)
     assert run.targets(400) == []
+
+
+@pytest.mark.parametrize(
+    ("every", "named", "needed"),
+    [
+        pytest.param(10, 500, 2, id="50 steps a record: two records are 100 steps"),
+        pytest.param(10, 100, 10, id="10 steps a record"),
+        pytest.param(10, 10, 100, id="named like the log: one step a record"),
+        pytest.param(10, 1, 100, id="named by epoch"),
+    ],
+)
+def test_a_log_without_steps_is_paced_by_the_names_of_its_checkpoints(
+    every: int, named: int, needed: int
+) -> None:
+    """Records are numbered where none are printed; 100 records may be 50,000 steps."""
+    run = Run()
+    for number in range(1, 4):
+        run.train(every * number)
+        saved = run.save(f"checkpoint-{named * number}", step=named * number)
+    run.train(3 * every + needed - 1)
+    assert run.health(saved) is VERIFIED
+    run.train(3 * every + needed)
+    assert run.health(saved) is HEALTHY

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,72 @@ def test_a_trainer_resumes_without_a_flag(box, script):
     assert box.status()["total_steps"] == 500
     phases = [line["name"] for line in box.metrics(3) if line.get("event") == "phase"]
     assert "save" in phases
+
+
+FLAGS = """
+[checkpoints]
+glob = "{glob}"
+confirm_steps = 20
+[resume]
+args = "{args}"
+"""
+CSV = """
+[metrics]
+source = "file"
+path = "out/lightning_logs/version_*/metrics.csv"
+"""
+
+
+def rates(text: str) -> dict[int, float]:
+    """The learning rates that the Hugging Face Trainer has printed, by the count of its lines."""
+    found = re.findall(r"'learning_rate': '?([\d.e-]+)", text)
+    return {10 * number: float(rate) for number, rate in enumerate(found, start=1)}
+
+
+def test_the_hugging_face_trainer_by_flags(box):
+    """No probe: NaN, rollback, and its own log shows half the rate at the same steps."""
+    (box.workdir / "train.py").write_text((WORKERS / "hf_flags.py").read_text())
+    args = "--resume_from_checkpoint {checkpoint} --lr_scale {lr_scale}"
+    (box.workdir / "overnight.toml").write_text(
+        FLAGS.replace("{glob}", "out/checkpoint-*").replace("{args}", args)
+    )
+    argv = [*OVERNIGHT, "run", "--name", "night", "--", PYTHON, "train.py"]
+    done = box.call(argv, timeout_s=110)
+    assert done.status == 0, done.err
+    [incident] = [i for i in box.incidents() if i["severity"] == "critical"]
+    assert (incident["action"], incident["lr_proof"]) == ("rollback", "proved")
+    assert incident["outcome"].startswith("resumed from step")
+    target = int(incident["checkpoint"]["path"].rpartition("-")[2])  # the log prints no steps
+    assert 150 <= target <= 225
+    before, after = rates(box.log(1)), rates(box.log(2))
+    first = target - target % 10  # the first line is of the next ten steps
+    shared = {n: rate for n, rate in after.items() if first + n in before}
+    assert len(shared) >= 3
+    for number, rate in shared.items():
+        assert rate == pytest.approx(before[first + number] / 2, rel=0.02)
+    assert json.loads(box.log(2).splitlines()[-1]) == {"finite": True, "overnight": False}
+
+
+def test_lightning_by_flags(box):
+    """No probe, and nothing printed: its own CSV file is read, and shows half the rate."""
+    (box.workdir / "train.py").write_text((WORKERS / "lightning_flags.py").read_text())
+    args = "--ckpt {checkpoint} --lr-scale {lr_scale}"
+    pattern = "out/lightning_logs/version_*/checkpoints/*.ckpt"
+    config = FLAGS.replace("{glob}", pattern).replace("{args}", args) + CSV
+    (box.workdir / "overnight.toml").write_text(config)
+    argv = [*OVERNIGHT, "run", "--name", "night", "--", PYTHON, "train.py"]
+    done = box.call(argv, timeout_s=110)
+    assert done.status == 0, done.err
+    [incident] = [i for i in box.incidents() if i["severity"] == "critical"]
+    assert (incident["action"], incident["lr_proof"]) == ("rollback", "proved")
+    assert incident["outcome"].startswith("resumed from step")
+    logs = sorted(box.workdir.glob("out/lightning_logs/version_*/metrics.csv"))
+    first, second = (list(csv.DictReader(log.open())) for log in logs)
+    before = {row["step"]: float(row["lr"]) for row in first}
+    shared = [row for row in second if row["step"] in before]
+    assert len(shared) >= 3
+    assert all(float(row["lr"]) == pytest.approx(before[row["step"]] / 2) for row in shared)
+    assert json.loads(box.log(2).splitlines()[-1]) == {"finite": True, "overnight": False}
 
 
 BY_HAND = """

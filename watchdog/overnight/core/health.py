@@ -22,7 +22,7 @@ from overnight.core.events import (
     StepMetric,
     Target,
 )
-from overnight.core.placing import BEFORE_ALL, is_past, order_step_of
+from overnight.core.placing import BEFORE_ALL, is_past, order_step_of, pace_of
 from overnight.core.story import Entry
 
 
@@ -34,6 +34,7 @@ class Ledger:
         self._entries: dict[Identity, Entry] = {entry.identity: entry for entry in entries}
         self._waiting = set(self._entries)  # those that records may still confirm or taint
         self._last_step: int | None = None
+        self._pace = pace_of(self._entries.values())
         self._suspect_since: Position | None = None
         self._poison: tuple[Position, str] | None = None  # onset and reason, in this attempt
         self._pinned: Identity | None = None
@@ -88,6 +89,7 @@ class Ledger:
         )
         if self._poison is not None and position >= self._poison[0] and not abandoned:
             entry = replace(entry, poisoned=self._poison[1])
+        self._pace = pace_of([*self._entries.values(), entry])
         return self._put(entry)
 
     def began(self, first_step: int, *, started_utc: float) -> None:
@@ -149,9 +151,8 @@ class Ledger:
     def _steps_since(self, entry: Entry, record: StepMetric) -> int:
         """Steps that this record adds; a counter that went back (a new epoch) counts as one."""
         before = self._last_step if entry.clean_records else entry.order_step
-        if before is None or record.step <= before:
-            return 1
-        return record.step - before
+        steps = 1 if before is None or record.step <= before else record.step - before
+        return steps if steps > 1 else self._pace
 
     def _give_back(self, since: Position) -> None:
         """An episode has closed by itself: what was saved in it may become healthy after all."""
