@@ -96,6 +96,15 @@ def test_a_good_night():
         ),
         ("a NaN", {"incidents": (incident(Fault.LOSS_NONFINITE, outcome=None),)}, False, "no end"),
         (
+            "a worker that is killed",
+            {
+                "incidents": (incident(Fault.CRASH, outcome="resumed from the beginning"),),
+                "checkpoints": (),
+            },
+            None,
+            "there was no checkpoint",
+        ),
+        (
             "lower rate",
             {"incidents": (incident(Fault.LOSS_NONFINITE, lr_proof=LrProof.NOT_REDUCED),)},
             False,

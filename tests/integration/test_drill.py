@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
+from nvml_stub import NvmlStub
 from overnight_box import OVERNIGHT, RESUME
 from receivers import Recorder
 from waiting import wait_until
 
+STORY = Path(__file__).parents[1] / "workers" / "torch_story.py"
+PYTHON = os.environ.get("TORCH_PYTHON") or sys.executable
 SCRIPT = ("--steps", "100000", "--step-s", "0.02", "--save-every", "20")
 
 
@@ -107,3 +111,32 @@ def test_a_drill_that_was_killed_is_undone_by_the_next_run(box):
     assert "as they were before a drill that was killed" in done.err
     assert mine.read_bytes() == b"mine, of last week"
     assert [path.name for path in Path(box.out).glob("*.safetensors")] == [mine.name]
+
+
+@pytest.mark.slow
+def test_a_snapshot_of_the_probe_does_where_nothing_is_saved(box):
+    text = STORY.read_text().replace('torch.save(model.state_dict(), "model.pt")', "pass")
+    assert "torch.save" not in text
+    (box.workdir / "train.py").write_text(text)
+    (box.workdir / "overnight.toml").write_text("[probe.snapshot]\nevery_s = 0.1\n")
+    box.env["STEPS"] = "100000"
+    command = [*OVERNIGHT, "drill", "--budget", "0.3", "--probe", "--json", "--"]
+    done = box.call([*command, PYTHON, "train.py"])
+    table = {point["what"]: point for point in json.loads(done.out)}
+    assert table["a NaN"]["held"], done.err
+    assert table["a NaN"]["found"].startswith("went back in place")
+    assert table["lower rate"]["held"]
+    assert table["checkpoint"]["held"] is False
+
+
+@pytest.mark.slow
+def test_it_refuses_while_the_card_is_taken(box, tmp_path):
+    """Another program computes on it: a drill would disturb both."""
+    stub = NvmlStub(tmp_path)
+    box.env.update(stub.env())
+    stub.set({"gpu0.procs": "4711:1073741824"})
+    done = box.call(argv(box))
+    assert done.status == 2
+    assert "GPU 0" in done.err
+    assert "is used by process 4711" in done.err
+    assert not box.starts()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from overnight.core.advice import resume_advice
 from overnight.core.alerting import duration_text
-from overnight.core.events import Fault, LrProof
+from overnight.core.events import Fault, LrProof, Severity
 from overnight.core.resume import Means, Route
 from overnight.core.story import Entry, Incident
 
@@ -99,20 +99,19 @@ _INJECTED = {
 def _fault(facts: Drilled, fault: Fault) -> Point:
     """How a fault that was injected ended."""
     what = _INJECTED[fault]
-    incident = next((i for i in facts.incidents if i.fault is fault), None)
+    critical = [i for i in facts.incidents if i.severity is Severity.CRITICAL]
+    incident = next((i for i in critical if i.fault is fault), None)
     if incident is None:
         return Point(what, None, f"not tried: {facts.ending}")
     outcome = incident.outcome or "no end within the budget"
     took = _seconds_between(incident, "killed", "gone")
     killed = f"dead in {took:.1f} s; " if took is not None else ""
-    held = outcome.startswith(("resumed from", "went back in place"))
-    if held:
+    if outcome.startswith(("resumed from step", "went back in place")):
         return Point(what, True, killed + outcome)
-    if facts.means.route is Route.NONE:
-        target = None
-        return Point(what, False, killed + outcome, resume_advice(target))
     if not facts.checkpoints:
         return Point(what, None, f"{killed}all but the resume is proved: there was no checkpoint")
+    if facts.means.route is Route.NONE:
+        return Point(what, False, killed + outcome, resume_advice(None))
     return Point(what, False, killed + outcome, incident.advice)
 
 
