@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from overnight_box import OVERNIGHT
+
+WORKERS = Path(__file__).parents[1] / "workers"
+PYTHON = os.environ.get("TORCH_PYTHON") or sys.executable
 NAN = ("--steps", "320", "--fault", "nan@260")
 
 
@@ -123,3 +129,28 @@ def test_a_mistake_is_told_before_the_start(box, config, problem):
     assert done.status == 2
     assert problem in done.err
     assert not box.starts()
+
+
+@pytest.mark.slow
+def test_a_script_of_nanogpts_kind_needs_nothing(box):
+    """Recognised by its command: one ckpt.pt that is overwritten for ever, and no --resume."""
+    (box.workdir / "train.py").write_text((WORKERS / "nano_train.py").read_text())
+    (box.workdir / "config").mkdir()
+    (box.workdir / "config" / "train_tiny.py").write_text("max_iters = 400\n")
+    command = [PYTHON, "train.py", "config/train_tiny.py", "--learning_rate=1e-2"]
+    done = box.call([*OVERNIGHT, "run", "--name", "night", "--", *command])
+    assert done.status == 0, done.err
+    assert "recipe nanogpt" in done.err
+    step = healed_from(box)
+    assert "Resuming training from out" in box.log(2)
+    assert f"iter {step}: loss" in box.log(2)
+    assert box.log(2).splitlines()[-1] == "finite True lr 0.005"
+
+
+def healed_from(box) -> int:
+    """The step of the one critical incident's checkpoint."""
+    [incident] = [i for i in box.incidents() if i["severity"] == "critical"]
+    assert incident["lr_proof"] == "proved"
+    step = incident["checkpoint"]["step"]
+    assert step in (120, 160)
+    return step
