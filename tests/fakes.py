@@ -68,6 +68,8 @@ class World:
         self.dies_of_kill = True
         self.verifier_hangs = False
         self.tidy_problem = ""
+        self.kernel: list[str] = []
+        self.oom_kills: int | None = 0
         self.cpu_s: float | None = 0.0
         self.on_disk: list[CheckpointSeen] = []
         self.gpu_pids: tuple[int, ...] = ()
@@ -150,6 +152,8 @@ class World:
             write_control=self._write_control,
             patch_config=lambda patch: self.happened.append(f"patch {patch.copy} {patch.values}"),
             install_probe=lambda directory: directory / "probe",
+            kernel_lines=lambda _since: self.kernel,
+            oom_kills=lambda: self.oom_kills,
             search=re.Pattern.search,
             jitter=lambda: 0.0,
             receivers=("phone",),

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from pathlib import Path
+
 import pytest
 
+from overnight.core.causes import CAUSES, Retry
 from overnight.core.events import ExitRecord, Fault
-from overnight.core.exits import TAIL_LINES, Death, describe, diagnose
+from overnight.core.exits import (
+    TAIL_LINES,
+    Death,
+    FromKernel,
+    cause_of_end,
+    describe,
+    diagnose,
+)
+
+DEATHS = Path(__file__).parents[1] / "data" / "deaths.txt"
 
 TRACEBACK = "Traceback (most recent call last):"
 
@@ -75,7 +89,7 @@ def died(*lines: str, code: int | None = 1, signal: int | None = None, began: bo
             Fault.CRASH,
             id="http-client",
         ),
-        pytest.param("MemoryError", "host-oom", Fault.HOST_OOM, id="memory"),
+        pytest.param("MemoryError", "host-memory", Fault.HOST_OOM, id="memory"),
         pytest.param(
             "OSError: [Errno 28] No space left on device", "disk-full", Fault.DISK_FULL, id="disk"
         ),
@@ -121,8 +135,6 @@ def test_startup_failures_are_never_worth_a_second_try(line: str, code: int, cau
 @pytest.mark.parametrize(
     ("code", "signal", "cause", "words"),
     [
-        pytest.param(None, 9, "killed", "SIGKILL", id="sigkill"),
-        pytest.param(137, None, "killed", "SIGKILL", id="sigkill-through-a-shell"),
         pytest.param(None, 15, "killed", "SIGTERM", id="sigterm"),
         pytest.param(None, 11, "segfault", "SIGSEGV", id="segfault"),
         pytest.param(139, None, "segfault", "SIGSEGV", id="segfault-through-a-shell"),
@@ -184,3 +196,95 @@ def test_evidence_is_short_and_said_once() -> None:
     found = died("RuntimeError: " + "x" * 10_000)
     assert len(found.evidence) == 1
     assert len(found.evidence[0]) == 300
+
+
+@pytest.mark.parametrize(("code", "signal"), [(None, 9), (137, None)])
+@pytest.mark.parametrize(
+    ("oom_kills", "cause", "fault"),
+    [
+        (None, "host-oom", Fault.HOST_OOM),
+        (0, "killed", Fault.CRASH),
+        (1, "host-oom", Fault.HOST_OOM),
+    ],
+)
+def test_a_sigkill_is_most_often_the_kernel(code, signal, oom_kills, cause, fault) -> None:
+    """Unless the kernel is known to have been at peace."""
+    record = ExitRecord(code, signal, ended_utc=0.0)
+    known = FromKernel(oom_kills=oom_kills)
+    found = diagnose(record, ["step 3 loss 2.0"], any_record=True, from_kernel=known)
+    assert (found.cause, found.fault) == (cause, fault)
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "cause", "retry"),
+    [
+        ("Out of memory: Killed process 41 (python) total-vm:9kB", "", "host-oom", Retry.BACK_OFF),
+        ("NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen", "", "gpu-lost", Retry.REBOOT),
+        ("NVRM: Xid (PCI:0000:01:00): 119, pid=1, Timeout", "", "gpu-xid", Retry.REBOOT),
+        ("NVRM: Xid (PCI:0000:01:00): 94, pid=1, Contained", "", "gpu-xid", Retry.ONCE),
+        (
+            "NVRM: Xid (PCI:0000:01:00): 31, pid=1, MMU Fault",
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+            "cuda-error",
+            Retry.ONCE,
+        ),
+        ("NVRM: Xid (PCI:0000:01:00): 31, pid=1, MMU Fault", "", "gpu-xid", Retry.ONCE),
+        ("usb 1-1: new device", "KeyError: 'x'", "traceback", Retry.ONCE),
+    ],
+)
+def test_what_the_kernel_knows(line: str, said: str, cause: str, retry: Retry) -> None:
+    """It knows more than the worker, but for what the worker's own code has done."""
+    tail = [TRACEBACK, "  File 'x.py'", said] if said else ["step 3 loss 2.0"]
+    record = ExitRecord(1, None, ended_utc=0.0)
+    found = diagnose(record, tail, any_record=True, from_kernel=FromKernel(kernel=[line]))
+    assert (found.cause, found.retry) == (cause, retry)
+
+
+BEFORE = tuple(f"step {n} | loss {2.5 - n / 1000:.3f} | lr 3e-4" for n in range(90, 100))
+
+
+def ends() -> list[tuple[str, tuple[str, ...], int | None, bool]]:
+    """(cause, lines, status, whether training had begun) of each block of the data file."""
+    found = []
+    for block in DEATHS.read_text().split("\n=== ")[1:]:
+        head, *lines = block.splitlines()
+        cause, *options = head.split()
+        given = dict(option.split("=") for option in options if "=" in option)
+        status = int(given["code"]) if "code" in given else None
+        status = -int(given["signal"]) if "signal" in given else status
+        fresh = "fresh" in options
+        found.append((cause, tuple(lines) if fresh else (*BEFORE, *lines), status, not fresh))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("cause", "lines", "status", "began"),
+    [pytest.param(*end, id=f"{number}-{end[0]}") for number, end in enumerate(ends())],
+)
+def test_ends_of_real_formats(
+    cause: str, lines: tuple[str, ...], status: int | None, began: bool
+) -> None:
+    """Chains of exceptions, ranks, launchers, shells, other languages; errors that were none."""
+    found = cause_of_end(status, lines, any_record=began)
+    assert (found.cause if found else "none") == cause
+    assert found is None or found.hint
+
+
+def test_every_cause_has_its_ends() -> None:
+    """Three at least of each name that is judged."""
+    counts = Counter(cause for cause, *_ in ends())
+    judged = {cause.name for cause in CAUSES} - {"gpu-ecc", "usage"}
+    assert {name for name in judged if counts[name] < 3} == set()
+
+
+def test_a_long_hostile_line_costs_little() -> None:
+    """Nobody's log may hold up the watch: of a long line no more is read than of a short one."""
+
+    def cost_s(size: int) -> float:
+        tail = ["not found: file " + "a b c (1) ERROR 2024-01-01 " * size] * 20
+        began = time.perf_counter()
+        died(*tail)
+        return time.perf_counter() - began
+
+    cost_s(10)
+    assert min(cost_s(2000) for _ in range(3)) < 10 * min(cost_s(50) for _ in range(3)) + 0.05

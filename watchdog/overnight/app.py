@@ -19,6 +19,7 @@ from overnight.adapters.control import ControlServer
 from overnight.adapters.files import write_json
 from overnight.adapters.gpu import GpuMonitor
 from overnight.adapters.housekeeping import Chores
+from overnight.adapters.kernel import kernel_lines, oom_kills
 from overnight.adapters.lock import RunLock
 from overnight.adapters.notify.dispatch import Dispatcher, unusable
 from overnight.adapters.notify.receivers import Receiver, load_receivers
@@ -205,6 +206,8 @@ def _effects(
         write_control=write_json,
         patch_config=write_patched,
         install_probe=install_probe,
+        kernel_lines=kernel_lines,
+        oom_kills=oom_kills,
         search=Patience().search,
         jitter=random.random,
         receivers=tuple(receiver.key for receiver in receivers),

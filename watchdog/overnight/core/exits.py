@@ -1,7 +1,9 @@
-"""Why a worker died: exit status and last lines -> a cause, a fault and a hint.
+"""Why a worker died: exit status, last lines and the kernel's words -> a cause, a fault and a hint.
 
-Rules are data: one row a cause, the real line it was written for above it. The first row whose
-pattern is found wins, so root causes stand above what they drag behind them.
+The root wins over what it drags behind it. A cause that can stand in the middle of any output (out
+of memory, a full disk, a bad number) is looked for in every line; one that is only the type of an
+exception counts where a traceback ends, on the rank that raised it first. Lines of errors after
+which the training went on, and lines of code inside a traceback, say nothing.
 """
 
 from __future__ import annotations
@@ -10,16 +12,54 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from overnight.core.causes import (
+    BY_NAME,
+    CAUSES,
+    COMPLETED,
+    DRAGGED,
+    FAULTS,
+    FOLLOWS,
+    HANDLED,
+    PREFIXES,
+    PROGRESS,
+    RESET_XIDS,
+    Cause,
+    Retry,
+)
 from overnight.core.events import ExitRecord, Fault
 
 TAIL_LINES = 200
 """How much of the worker's last output is kept for finding a cause."""
+
+LAST_WORDS = 40
+"""A traceback this near the end of a log is how the run ended."""
+
+FINAL_LINES = 5
+"""Without a traceback, so many last lines may name a cause that is no more than a few words."""
+
+RECOVERED_LINES = 5
+"""So many lines of training behind an error: it was not the end."""
+
+LINE_CHARS = 2000
+"""What is read of one line; whoever prints more has not died of its middle."""
 
 LAST_SIGNAL = 64
 """The highest signal number of Linux."""
 
 _SIGNALS = {1: "HUP", 2: "INT", 3: "QUIT", 4: "ILL", 6: "ABRT", 7: "BUS", 8: "FPE", 9: "KILL"}
 _SIGNALS |= {11: "SEGV", 13: "PIPE", 15: "TERM", 24: "XCPU", 25: "XFSZ"}
+
+_BY_SIGNAL = {
+    7: ("bus-error", BY_NAME["bus-error"].hint),
+    8: ("division-by-zero", BY_NAME["division-by-zero"].hint),
+    9: ("host-oom", "most often the kernel's OOM killer: see dmesg and free -h"),
+    11: ("segfault", BY_NAME["segfault"].hint),
+    **dict.fromkeys((4, 6), ("unknown", "the program ended itself: see the last lines")),
+}
+
+_XID = re.compile(r"\bXid \(PCI[^)]*\): (\d+)")
+_APPLICATION_XIDS = frozenset({13, 31, 43, 45})
+"""The code's own doing, or a mere consequence: what the worker says of it tells more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +74,7 @@ class Death:
     hint: str
     evidence: tuple[str, ...]
     startup: bool
+    retry: Retry = Retry.BACK_OFF
 
     @property
     def signature(self) -> str:
@@ -43,256 +84,67 @@ class Death:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
-    cause: str
-    pattern: re.Pattern[str]
-    hint: str
-    startup: bool = False
+class FromKernel:
+    """What else is known of a death: lines of the kernel's log, and how many processes of ours its
+    OOM killer has ended meanwhile (None: nobody can tell)."""
+
+    kernel: Sequence[str] = ()
+    oom_kills: int | None = None
 
 
-def _rule(cause: str, pattern: str, hint: str, *, startup: bool = False) -> _Rule:
-    return _Rule(cause, re.compile(pattern), hint, startup)
+@dataclass(frozen=True, slots=True)
+class _Found:
+    cause: Cause
+    line: str
 
 
-_RULES = (
-    # OSError: [Errno 28] No space left on device
-    _rule("disk-full", r"No space left on device", "the disk is full: free space, then resume"),
-    # torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a ...
-    # RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.
-    _rule(
-        "cuda-oom",
-        r"(?:CUDA|HIP|MPS backend) out of memory|cuda runtime error \(2\)"
-        r"|(?:CUDA [Ee]rror|CUDA ERROR\].*): out of memory"
-        r"|(?:torch\.(?:cuda\.)?)OutOfMemoryError|cudaErrorMemoryAllocation"
-        r"|RESOURCE_EXHAUSTED: |OOM when allocating tensor|CUBLAS_STATUS_ALLOC_FAILED",
-        "out of GPU memory: a smaller batch, or PYTORCH_ALLOC_CONF=expandable_segments:True",
-    ),
-    # FloatingPointError: Loss is infinite or NaN at iteration=412!
-    # Exception: Current loss scale already at minimum - cannot decrease scale anymore.
-    # RuntimeError:  [!] NaN loss with decoder_loss.
-    _rule(
-        "numeric",
-        r"FloatingPointError|[Ll]oss is (?:infinite or )?(?:nan|NaN|inf)\b|returned nan values"
-        r"|Minimum loss scale reached|loss scale already at minimum|NaN loss|Loss (?:NaN|nan)\b"
-        r"|gradients at all steps are invalid|Invalid loss, terminating|`training_step` is nan"
-        r"|probability tensor contains either|Input contains NaN|found invalid values:"
-        r"|NanLossDuringTraining|Model diverged with loss|[Nn]on-finite loss"
-        r"|[Ll]oss (?:became|has become|went|turned)\b.{0,20}\b(?:[Nn]a[Nn]|NAN|[Ii]nf|[Nn]on-?f)"
-        r"|[Ll]oss (?:has )?diverged|[Ll]oss is not finite|Nan in summary histogram"
-        r"|(?:nan|inf) is not finite"
-        r"|Error: .*\b(?:NaN|nan)s? (?:loss|detected|encountered|in|found)\b",
-        "the script stopped itself on a non-finite number",
-    ),
-    # RuntimeError: Expected all tensors to be on the same device, but found at least two devices
-    _rule(
-        "device-mismatch",
-        r"Expected all tensors to be on the same device|Input type .* and weight type .* should be",
-        "tensors on different devices: the code must move them, a restart will not help",
-    ),
-    # traceback : Signal 9 (SIGKILL) received by PID 1322
-    # RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed.
-    _rule(
-        "host-oom",
-        r"exitcode: -9\b|Signal 9 \(SIGKILL\)|killed by signal: Killed|^\s*Killed\s*$"
-        r"|oom[-_]kill|Out of memory: Killed process|^MemoryError|std::bad_alloc"
-        r"|DefaultCPUAllocator: |Cannot allocate memory|Unable to allocate .* for an array"
-        r"|worker_processes.* SIGKILL|line \d+: +\d+ Killed ",
-        "the machine's memory was exhausted: see dmesg and free -h; fewer loader workers help",
-    ),
-    # RuntimeError: DataLoader worker (pid 12) is killed by signal: Bus error. It is possible that
-    _rule(
-        "bus-error",
-        r"killed by signal: Bus error|Signal 7 \(SIGBUS\)|insufficient shared memory",
-        "often a full /dev/shm: give the DataLoader fewer workers or more shm",
-    ),
-    # RuntimeError: CUDA error: uncorrectable ECC error encountered
-    _rule(
-        "gpu-ecc",
-        r"uncorrectable ECC error|Uncorrectable ECC",
-        "the GPU's memory is damaged: see nvidia-smi -q -d ECC, then reset or replace the card",
-    ),
-    # RuntimeError: No CUDA GPUs are available / GPU is lost / fallen off the bus
-    _rule(
-        "gpu-lost",
-        r"GPU is lost|fallen off the bus|No CUDA GPUs are available|no CUDA-capable device"
-        r"|CUDA driver version is insufficient|Driver/library version mismatch",
-        "the driver does not see the GPU: nvidia-smi tells more, often only a reboot helps",
-    ),
-    # RuntimeError: CUDA error: device-side assert triggered
-    _rule(
-        "cuda-error",
-        r"CUDA error: |CUDA ERROR|device-side assert|CUDNN_STATUS|illegal memory access"
-        r"|CUBLAS_STATUS|Loss\.cu:\d+.*Assertion|cudaError[A-Z]|CUDA_ERROR_",
-        "the GPU reported an error; twice at the same step means the code or the data",
-    ),
-    # [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=96117, ...
-    _rule(
-        "nccl",
-        r"Watchdog caught collective operation timeout|NCCL (?:error|communicator was aborted)"
-        r"|ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclRemoteError"
-        r"|ProcessGroupNCCL.*(?:[Tt]imeout|heartbeat|exception)|DistBackendError"
-        r"|^(?!.*NCCL INFO).*(?:NCCL|[Gg]loo|TCPStore|c10d).*Connection (?:closed|reset) by",
-        "ranks lost each other: one of them was slow or dead, its own output tells why",
-    ),
-    # Segmentation fault (core dumped)
-    _rule(
-        "segfault",
-        r"Segmentation fault|Signal 11 \(SIGSEGV\)|exitcode: -11\b|Fatal Python error: Segm",
-        "a native library crashed: see dmesg; try the run again on another version",
-    ),
-    # slurmstepd: error: *** JOB 11679031 ON gpu-node CANCELLED AT 2024-10-11T13:44:45 ***
-    _rule(
-        "killed",
-        r"slurmstepd: error: .*CANCELLED|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)"
-        r"|Signal 15 \(SIGTERM\)|SignalException: |Received SIGTERM|^\s*Terminated\s*$",
-        "a scheduler, another program or a person ended it",
-    ),
-    # ModuleNotFoundError: No module named 'flash_attn'
-    _rule(
-        "missing-module",
-        r"ModuleNotFoundError: |ImportError: |No module named ",
-        "a Python module is missing: install it into the training environment",
-        startup=True,
-    ),
-    # FileNotFoundError: [Errno 2] No such file or directory: 'data/train.bin'
-    _rule(
-        "missing-file",
-        r"FileNotFoundError: |can't open file .*No such file",
-        "a file is missing: see the path in the last lines",
-        startup=True,
-    ),
-    # PermissionError: [Errno 13] Permission denied: '/data/out'
-    _rule(
-        "permission", r"PermissionError: ", "the worker may not use a file or device", startup=True
-    ),
-    # train.py: error: unrecognized arguments: --resume
-    _rule(
-        "usage",
-        r"^\S+(?: \S+)?: error: (?!\*)|^usage: ",
-        "the script refused its command line",
-        startup=True,
-    ),
-    # KeyboardInterrupt
-    _rule("interrupted", r"^KeyboardInterrupt", "somebody pressed Ctrl-C"),
-    _rule("runtime-error", r"^RuntimeError: ", "see the traceback in worker.log"),
-    # Traceback (most recent call last):
-    _rule("traceback", r"Traceback \(most recent call last\)", "see the traceback in worker.log"),
-)
-
-_HANDLED = re.compile(
-    r"using CPU|fall(?:ing|s)? ?back|retry|will be skipped|[Ii]gnoring|[Ss]kipp(?:ed|ing)"
-    r"|\bcontinuing\b|[Rr]educ(?:ed|ing) (?:the )?batch"
-)
-"""Words of a script that goes on: the error of such a line has been dealt with."""
-
-_CERTAIN = frozenset(
-    (
-        "disk-full",
-        "cuda-oom",
-        "numeric",
-        "device-mismatch",
-        "host-oom",
-        "bus-error",
-        "gpu-ecc",
-        "gpu-lost",
-        "cuda-error",
-        "nccl",
-        "segfault",
-        "killed",
-    )
-)
-"""Causes that speak for a death even where nobody knows how the process ended."""
-
-LAST_WORDS = 40
-"""A traceback this near the end of a log is how the run ended."""
-
-_FAULTS = {
-    "numeric": Fault.LOSS_NONFINITE,
-    "cuda-oom": Fault.CUDA_OOM,
-    "host-oom": Fault.HOST_OOM,
-    "disk-full": Fault.DISK_FULL,
-}
-
-_BY_SIGNAL = {
-    9: ("killed", "somebody or the kernel's OOM killer sent SIGKILL: see dmesg and free -h"),
-    11: ("segfault", "a native library crashed: see dmesg; try the run again on another version"),
-    7: ("bus-error", "often a full /dev/shm: give the DataLoader fewer workers or more shm"),
-}
-
-
-def diagnose(record: ExitRecord, tail: Sequence[str], *, any_record: bool) -> Death:
-    """The cause of a death nobody asked for (`record` is not a clean exit).
+def diagnose(
+    record: ExitRecord,
+    tail: Sequence[str],
+    *,
+    any_record: bool,
+    from_kernel: FromKernel | None = None,
+) -> Death:
+    """The cause of an end nobody asked for. Its cause is "completed" where the training was over.
 
     `tail` is the worker's last output, oldest first; `any_record` says whether training had begun.
     """
     if record.error:
         return _death("missing-file", f"the command cannot be executed: {record.error}", (), True)
-    lines = [line for line in tail[-TAIL_LINES:] if line.strip()]
-    found = _death_by_words(lines, any_record=any_record)
-    return found or _death_by_status(record, lines, any_record=any_record)
+    known = from_kernel or FromKernel()
+    lines = _Lines(tail)
+    if lines.completed:
+        return _completed(lines)
+    signal = _signal_of(record)
+    found = _by_kernel(known, signal, lines) or lines.root()
+    if found is not None:
+        return _named(found, lines, any_record=any_record)
+    return _by_status(record, signal, lines, known, any_record=any_record)
 
 
 def cause_of_end(status: int | None, tail: Sequence[str], *, any_record: bool) -> Death | None:
-    """How an old log ended, None for well. `status` is N, -N or 128 + N; None: nobody knows.
+    """How an old log ended; "completed" for well. `status` is N, -N or 128 + N.
 
     Scripts exit with 0 after having stopped themselves on NaN, so the last words count even then.
+    None where there is neither a status nor a word about the end.
     """
     if status:
         record = ExitRecord(status if status > 0 else None, -status if status < 0 else None, 0.0)
         return diagnose(record, tail, any_record=any_record)
-    lines = [line for line in tail[-TAIL_LINES:] if line.strip()]
-    found = _death_by_words(lines, any_record=any_record)
-    if found is None:
-        return None
-    if status == 0:
-        return found if found.cause == "numeric" else None
-    if found.cause in _CERTAIN:
-        return found
-    return found if _ends_in_traceback(lines[-LAST_WORDS:]) else None
-
-
-def _ends_in_traceback(lines: Sequence[str]) -> bool:
-    """Whether a traceback is among these lines that was not one of a destructor or a thread."""
-    before = ("", *lines)
-    return any(
-        "Traceback (most" in line and not above.startswith(("Exception ignored", "Exception in"))
-        for above, line in zip(before, lines, strict=False)
-    )
+    lines = _Lines(tail)
+    if lines.completed:
+        return _completed(lines)
+    found = lines.root()
+    final = found is not None and (found.cause.certain or lines.ends_in_traceback)
+    if found is not None and final:
+        return _named(found, lines, any_record=any_record)
+    return _completed(lines) if status == 0 else None
 
 
 def tells(line: str, cause: str) -> bool:
     """Whether this line of output is one that names this cause."""
-    return any(rule.cause == cause and rule.pattern.search(line) for rule in _RULES)
-
-
-def _death_by_words(lines: Sequence[str], *, any_record: bool) -> Death | None:
-    lines_left = [line for line in lines if _HANDLED.search(line) is None]
-    for rule in _RULES:
-        hits = [line for line in lines_left if rule.pattern.search(line)]
-        if hits:
-            startup = rule.startup and not any_record
-            return _death(rule.cause, rule.hint, (*hits[:1], *lines[-1:]), startup)
-    return None
-
-
-def _death_by_status(record: ExitRecord, lines: Sequence[str], *, any_record: bool) -> Death:
-    signal = record.signal
-    if signal is None and record.code is not None and 128 < record.code <= 128 + LAST_SIGNAL:
-        signal = record.code - 128  # a shell in between reports 128 + N; 255 is sys.exit(-1)
-    if signal is not None:
-        name = _SIGNALS.get(signal, str(signal))
-        cause, hint = _BY_SIGNAL.get(signal, ("killed", "another program or person ended it"))
-        return _death(cause, f"ended by SIG{name}: {hint}", tuple(lines[-3:]), startup=False)
-    usage = record.code == 2 and not any_record
-    cause, hint = ("usage", "the script refused its command line") if usage else ("unknown", "")
-    hint = hint or f"exit status {record.code} without a traceback: see worker.log"
-    return _death(cause, hint, tuple(lines[-3:]), startup=usage)
-
-
-def _death(cause: str, hint: str, evidence: tuple[str, ...], startup: bool) -> Death:
-    fault = Fault.STARTUP_FAILURE if startup else _FAULTS.get(cause, Fault.CRASH)
-    unique = tuple(dict.fromkeys(line.strip()[:300] for line in evidence))
-    return Death(cause, fault, hint, unique, startup)
+    known = BY_NAME.get(cause)
+    return known is not None and known.pattern.search(_bare(line)) is not None
 
 
 def describe(record: ExitRecord) -> str:
@@ -302,3 +154,215 @@ def describe(record: ExitRecord) -> str:
     if record.signal is not None:
         return f"killed by SIG{_SIGNALS.get(record.signal, record.signal)}"
     return f"exited with status {record.code}"
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+class _Lines:
+    """The last output of a worker, read for what it says about its end."""
+
+    def __init__(self, tail: Sequence[str]) -> None:
+        said = [_bare(line) for line in tail[-TAIL_LINES:]]
+        self.all = [line for line in said if line.strip()]
+        self._speaks = [not inside for inside in _inside_tracebacks(self.all)]
+        left, progress = [0] * len(self.all), 0
+        for index in range(len(self.all) - 1, -1, -1):
+            left[index] = progress
+            progress += PROGRESS.search(self.all[index]) is not None
+        self._recovered = [count >= RECOVERED_LINES for count in left]
+        self._exceptions = _exceptions(self.all)
+        self._end = self._completed_at()
+
+    @property
+    def completed(self) -> bool:
+        """Whether the training had reached its end, whatever the process did after that."""
+        return self._end is not None
+
+    @property
+    def ends_in_traceback(self) -> bool:
+        """Whether an exception is among the last lines, not one of a destructor or a thread."""
+        return any(index >= len(self.all) - LAST_WORDS for index in self._exceptions)
+
+    def root(self) -> _Found | None:
+        """The cause that the words name."""
+        return self._of_kinds(dragged=False) or self._raised() or self._of_kinds(dragged=True)
+
+    def _counts(self, index: int) -> bool:
+        line = self.all[index]
+        alive = self._speaks[index] and not self._recovered[index]
+        return alive and HANDLED.search(line) is None
+
+    def _of_kinds(self, *, dragged: bool) -> _Found | None:
+        """A cause that may stand in any line; those that others drag behind them come last."""
+        for cause in CAUSES:
+            if not cause.certain or (cause.name in DRAGGED) is not dragged:
+                continue
+            for index, line in enumerate(self.all):
+                if self._counts(index) and cause.pattern.search(line):
+                    return _Found(cause, line)
+        return self._final_words() if dragged else None
+
+    def _raised(self) -> _Found | None:
+        """The type of the first exception that was not raised because of another one."""
+        raised = [self.all[i] for i in self._exceptions if self._counts(i)]
+        roots = [line for line in raised if FOLLOWS.search(line) is None]
+        own = [line for line in roots if not any(tells(line, name) for name in DRAGGED)]
+        if not own:
+            return None
+        chain = own[: 1 + sum(own[0] != line for line in own[1:2])]
+        for cause in CAUSES:
+            for line in chain:
+                if not cause.certain and cause.pattern.search(line):
+                    return _Found(cause, line)
+        return _Found(BY_NAME["traceback"], own[0])
+
+    def _final_words(self) -> _Found | None:
+        """Where no exception was raised: a shell, a C program, or an argument parser speaks."""
+        first = max(0, len(self.all) - FINAL_LINES)
+        for cause in CAUSES:
+            for index in range(first, len(self.all)):
+                weak = not cause.certain and self._counts(index)
+                if weak and cause.pattern.search(self.all[index]):
+                    return _Found(cause, self.all[index])
+        return None
+
+    def _completed_at(self) -> int | None:
+        """Where the script says that it is done, if nothing went wrong before or behind that."""
+        ends = [i for i, line in enumerate(self.all) if COMPLETED.search(line)]
+        if not ends or self._recovered[ends[-1]]:
+            return None
+        end = ends[-1]
+        trained = [i for i in range(end) if PROGRESS.search(self.all[i])]
+        failed = range(trained[-1] + 1 if trained else 0, end)
+        if any(i in self._exceptions or self._is_certain(i) for i in failed):
+            return None
+        behind = range(end + 1, len(self.all))
+        serious = any(self._is_certain(i) and not self._is_dragged(i) for i in behind)
+        raised = any(i in self._exceptions and not self._is_dragged(i) for i in behind)
+        return None if serious or raised else end
+
+    def _is_certain(self, index: int) -> bool:
+        line = self.all[index]
+        hit = any(cause.certain and cause.pattern.search(line) for cause in CAUSES)
+        return hit and self._counts(index)
+
+    def _is_dragged(self, index: int) -> bool:
+        line = self.all[index]
+        return any(BY_NAME[name].pattern.search(line) for name in DRAGGED)
+
+
+def _bare(line: str) -> str:
+    """A line without what launchers and loggers put before it; its indentation stays."""
+    if len(line) > LINE_CHARS:
+        line = f"{line[: LINE_CHARS // 2]} {line[-LINE_CHARS // 2 :]}"
+    for _ in range(4):
+        found = PREFIXES.match(line)
+        if found is None or not found[0]:
+            break
+        line = line[found.end() :].removeprefix(" ")
+    return line
+
+
+def _inside_tracebacks(lines: Sequence[str]) -> list[bool]:
+    """Which lines are frames and code of a traceback: they quote the script, they do not speak."""
+    inside, found = False, []
+    for line in lines:
+        if "Traceback (most recent call last)" in line:
+            inside = True
+        elif inside and not line[:1].isspace():
+            inside = False
+        found.append(inside and line[:1].isspace())
+    return found
+
+
+def _exceptions(lines: Sequence[str]) -> list[int]:
+    """Where tracebacks end: the lines with the exception. Those of destructors and threads are
+    nobody's death."""
+    found, inside, ours = [], False, False
+    for index, line in enumerate(lines):
+        if "Traceback (most recent call last)" in line:
+            above = lines[index - 1] if index else ""
+            inside, ours = True, not above.startswith(("Exception ignored", "Exception in"))
+        elif inside and line[:1].isspace():
+            continue
+        elif inside:
+            inside = False
+            if ours:
+                found.append(index)
+    return found
+
+
+# --- status and kernel ---------------------------------------------------------------------------
+
+
+def _signal_of(record: ExitRecord) -> int | None:
+    """The signal that ended it; a shell in between reports 128 + N, 255 is sys.exit(-1)."""
+    if record.signal is None and record.code is not None and 128 < record.code <= 128 + LAST_SIGNAL:
+        return record.code - 128
+    return record.signal
+
+
+def _by_kernel(known: FromKernel, signal: int | None, lines: _Lines) -> _Found | None:
+    """What only the kernel knows: who was killed for memory, which card reported what."""
+    for name in ("gpu-lost", "gpu-xid", "host-oom"):
+        for line in known.kernel:
+            xid = _XID.search(line)
+            if xid and int(xid[1]) in _APPLICATION_XIDS and lines.root() is not None:
+                continue
+            if BY_NAME[name].pattern.search(line):
+                return _Found(BY_NAME[name], line)
+    if known.oom_kills and (signal == 9 or lines.root() is None):
+        return _Found(BY_NAME["host-oom"], "")
+    return None
+
+
+def _by_status(
+    record: ExitRecord,
+    signal: int | None,
+    lines: _Lines,
+    known: FromKernel,
+    *,
+    any_record: bool,
+) -> Death:
+    evidence = tuple(lines.all[-3:])
+    if signal is not None:
+        name = _SIGNALS.get(signal, str(signal))
+        cause, hint = _BY_SIGNAL.get(signal, ("killed", "another program or person ended it"))
+        if signal == 9 and known.oom_kills == 0:  # the kernel says that it was not short of memory
+            cause, hint = "killed", "another program or person sent it, not the kernel for memory"
+        return _death(cause, f"ended by SIG{name}: {hint}", evidence, startup=False)
+    if record.code in (126, 127) and not any_record:
+        cause = "permission" if record.code == 126 else "missing-file"
+        return _death(cause, BY_NAME[cause].hint, evidence, startup=True)
+    usage = record.code == 2 and not any_record
+    cause, hint = ("usage", BY_NAME["usage"].hint) if usage else ("unknown", "")
+    hint = hint or f"exit status {record.code} without a traceback: see worker.log"
+    return _death(cause, hint, evidence, startup=usage)
+
+
+def _named(found: _Found, lines: _Lines, *, any_record: bool) -> Death:
+    cause, startup = found.cause, found.cause.startup and not any_record
+    evidence = (*([found.line] if found.line else []), *lines.all[-1:])
+    xid = _XID.search(found.line)
+    retry = Retry.REBOOT if xid and int(xid[1]) in RESET_XIDS else cause.retry
+    return _death(cause.name, cause.hint, evidence, startup, retry=retry)
+
+
+def _completed(lines: _Lines) -> Death:
+    return _death("completed", "the training has reached its end", tuple(lines.all[-1:]), False)
+
+
+def _death(
+    cause: str,
+    hint: str,
+    evidence: tuple[str, ...],
+    startup: bool,
+    *,
+    retry: Retry | None = None,
+) -> Death:
+    fault = Fault.STARTUP_FAILURE if startup else FAULTS.get(cause, Fault.CRASH)
+    unique = tuple(dict.fromkeys(line.strip()[:300] for line in evidence))
+    known = BY_NAME.get(cause)
+    usual = known.retry if known else Retry.BACK_OFF
+    return Death(cause, fault, hint, unique, startup, retry or usual)

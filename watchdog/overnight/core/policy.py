@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from overnight.core.advice import resume_advice
+from overnight.core.causes import Retry
 from overnight.core.events import (
     NUMERIC_FAULTS,
     Action,
@@ -62,7 +63,8 @@ class Policy:
             )
         if action is Action.HALT:
             return self._halt(now, verdict.reason)
-        spent = self._budget_spent(now)
+        reboot = death is not None and death.retry is Retry.REBOOT
+        spent = "a restart would fail until the reboot" if reboot else self._budget_spent(now)
         if spent:
             return self._halt(now, f"{verdict.reason}; {spent}")
         if death is not None and not now.any_record:

@@ -267,9 +267,9 @@ class Replay:
             tail = [(n, t) for n, seen, t in self._tail if seen >= report.records - LATE_RECORDS]
         began = report.records > 0
         death = cause_of_end(exit_code, [text for _number, text in tail], any_record=began)
-        if death is None:
-            return
         report.death = death
+        if death is None or death.cause == "completed":
+            return
         said = [number for number, text in tail if tells(text, death.cause)]
         line = said[0] if said else report.lines
         last = report.last_step

@@ -23,7 +23,8 @@ BUSY_CPU_S = 0.05
 
 @dataclass
 class Attempt:
-    """The state of one start of the worker. `condemned` attempts are being ended by us."""
+    """The state of one start of the worker. `condemned` attempts are being ended by us; `oom_kills`
+    is the kernel's count when it began."""
 
     number: int
     started_at: float
@@ -37,6 +38,7 @@ class Attempt:
     overdue: OverdueDetector
     watch: LrWatch | None
     comeback: Comeback | None = None
+    oom_kills: int | None = None
     process: WorkerStarted | None = None
     exited: ExitRecord | None = None
     draining: bool = False

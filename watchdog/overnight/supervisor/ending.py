@@ -1,4 +1,4 @@
-"""The end of a run: books closed, receivers and verifiers given a moment, what is left written."""
+"""The end of a worker, and of a run: why it died, whether it was done, and the books closed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from overnight.core.events import (
+    NUMERIC_FAULTS,
     AlertSent,
     CheckpointChecked,
     CheckpointGone,
     CheckpointSecured,
     CheckpointSeen,
+    ExitRecord,
 )
+from overnight.core.exits import Death, FromKernel, diagnose
 from overnight.core.lifecycle import State
+from overnight.supervisor.attempt import Attempt
 from overnight.supervisor.inbox import Inbox
 from overnight.supervisor.journal import Journal
 from overnight.supervisor.keeping import Keeper
@@ -54,3 +58,29 @@ def finish(
     if journal.waiting:
         many = "alert waits" if journal.waiting == 1 else "alerts wait"
         effects.say(f"{journal.waiting} {many} for the next start")
+
+
+def death_of(attempt: Attempt, record: ExitRecord, effects: Effects) -> Death:
+    """Why a worker has ended, by its own last words and what the kernel has to say."""
+    before, now = attempt.oom_kills, effects.oom_kills()
+    from_kernel = FromKernel(
+        kernel=effects.kernel_lines(attempt.started_at),
+        oom_kills=None if before is None or now is None else now - before,
+    )
+    began = attempt.records > 0
+    return diagnose(
+        record, [line for line in attempt.tail if line], any_record=began, from_kernel=from_kernel
+    )
+
+
+def is_done(run: Run, record: ExitRecord, death: Death) -> bool:
+    """Whether the run is over: by the worker's status, unless its last words say otherwise.
+
+    Scripts stop themselves on a bad number with status 0, and crash in the teardown of a process
+    that has trained to its end.
+    """
+    total, last = run.total_steps, run.last
+    trained = total is not None and last is not None and last.step >= total
+    if record.code == 0:
+        return trained or death.fault not in NUMERIC_FAULTS
+    return death.cause == "completed"

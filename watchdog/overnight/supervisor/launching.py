@@ -72,6 +72,7 @@ class Launcher:
         )
         run.attempt = self._attempt(target, lr_scale, watch)
         run.attempt.comeback = comeback
+        run.attempt.oom_kills = self._effects.oom_kills()
         self.write_control(lr_scale, skip)
         self._journal.flush(self._effects.clock(), force=True)
         launch = Launch(

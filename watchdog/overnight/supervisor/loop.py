@@ -35,13 +35,13 @@ from overnight.core.events import (
     WorkerExited,
     WorkerStarted,
 )
-from overnight.core.exits import describe, diagnose
+from overnight.core.exits import describe
 from overnight.core.lifecycle import Event, State
 from overnight.core.orders import Tidied
 from overnight.errors import UsageError, WorkerError
 from overnight.supervisor.attempt import Attempt
 from overnight.supervisor.drilling import Driller
-from overnight.supervisor.ending import finish
+from overnight.supervisor.ending import death_of, finish, is_done
 from overnight.supervisor.inbox import Inbox
 from overnight.supervisor.journal import Journal
 from overnight.supervisor.judging import Judge, death_verdict
@@ -292,13 +292,13 @@ class Supervisor:
         """The worker ended by itself: done, or dead."""
         record = attempt.exited
         assert record is not None
-        if record.code == 0:
+        death = death_of(attempt, record, self._effects)
+        if is_done(self._run, record, death):
             if self._recoverer.current is not None:
                 self._recoverer.conclude(LrProof.UNPROVEN if attempt.watch else None)
             self._run.life.apply(Event.COMPLETE)
             self._effects.say("completed")
             return
-        death = diagnose(record, list(attempt.tail), any_record=attempt.records > 0)
         self._judge.judge(death_verdict(attempt, death, at=self._effects.clock()), death)
         if self._recoverer.current is None and not self._run.life.ended:
             self._run.ending = f"the worker {describe(record)} and the config says to leave it"

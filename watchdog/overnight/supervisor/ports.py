@@ -131,9 +131,10 @@ class Effects:
     `say` speaks to the person at the terminal and to supervisor.log; `write_control` replaces the
     worker's control file; `patch_config` writes a patched copy of the script's own config file
     (ConfigError, OSError); `install_probe` lays the probe beside the run's state;
-    `search` tries a regular expression of the user's, in bounded time;
-    `jitter` gives a number from 0 to 1 for back-off; `told` names the receivers of those faults
-    that not everybody is told of.
+    `kernel_lines` tells what the kernel has said since a moment, `oom_kills` how many of our
+    processes it has ended for memory; `search` tries a regular expression of the user's, in
+    bounded time; `jitter` gives a number from 0 to 1 for back-off; `told` names the receivers of
+    those faults that not everybody is told of.
     """
 
     clock: Callable[[], float]
@@ -148,6 +149,8 @@ class Effects:
     write_control: Callable[[Path, dict[str, Any]], None]
     patch_config: Callable[[Patch], None]
     install_probe: Callable[[Path], Path]
+    kernel_lines: Callable[[float], Sequence[str]]
+    oom_kills: Callable[[], int | None]
     search: Search
     jitter: Callable[[], float]
     receivers: tuple[str, ...] = ()
