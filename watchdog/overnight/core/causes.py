@@ -56,7 +56,7 @@ CAUSES = (
     # RuntimeError: DataLoader worker (pid 12) is killed by signal: Bus error. It is possible that
     _cause(
         "bus-error",
-        r"killed by signal: Bus error|Signal 7 \(SIGBUS\)|\bBus error\b|exitcode\s*: -7\b"
+        r"killed by signal: Bus error|Signal 7 \(SIGBUS\)|\b[Bb]us error\b|exitcode\s*: -7\b"
         r"|insufficient shared memory|shared memory\(shm\)|</torch_\d|/dev/shm.*No space left"
         r"|unable to open shared memory object|Fatal Python error: Bus",
         "often a full /dev/shm: give the DataLoader fewer workers or more shm",
@@ -228,7 +228,7 @@ CAUSES = (
         r"[Ss]egmentation fault|Signal 11 \(SIGSEGV\)|exitcode\s*: -11\b"
         r"|died with <Signals\.SIGSEGV"
         r"|killed by signal: Segm|\bsegfault at\b|double free or corruption|corrupted size vs"
-        r"|(?:free|malloc|munmap_chunk|realloc)\(\): (?:invalid|corrupt|unaligned|memory corr)"
+        r"|(?:free|malloc\w*|munmap_chunk|realloc)\(\): (?:invalid|corrupt|unaligned|memory corr)"
         r"|SIGSEGV|stack smashing detected|EXC_BAD_ACCESS|Access violation",
         "a native library crashed: see dmesg; try the run again on another version",
         certain=True,
@@ -358,7 +358,7 @@ HANDLED = re.compile(
 FOLLOWS = re.compile(
     r"ChildFailedError|CalledProcessError|^SystemExit|Process(?:Raised|Exited)Exception"
     r"|BrokenPipeError"
-    r"|^EOFError|ConnectionResetError|DataLoader worker .*exited unexpectedly|^queue\.(?:Empty"
+    r"|^EOFError|ConnectionResetError|DataLoader worker .*(?:exited unexp|: Aborted)|^queue\.(?:Empty"
     r"|Full)"
     r"|^(?:[\w.]+\.)?(?:RayTaskError|RayActorError|WorkerCrashedError|TrainingFailedError)"
 )
@@ -376,7 +376,7 @@ PREFIXES = re.compile(
     r"|\d{1,3}: (?=\S)|[\w.-]{1,40} +\| |\[?\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z"
     r"|[+-]\d\d:?\d\d)?\]?[ ,:-]*"
     r"|\[?(?:ERROR|CRITICAL|FATAL|INFO|DEBUG|stderr|stdout)\]?[ :|-]+(?=\S)"
-    r"|E\d{4} [\d:.]+ +\d+ [\w./]+:?\d*\])"
+    r"|[WEIF]\d{4} [\d:.]+ +\d+ [\w./]+:?\d*\])"
 )
 """What launchers and loggers put before a line."""
 

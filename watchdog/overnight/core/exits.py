@@ -165,13 +165,14 @@ class _Lines:
     def __init__(self, tail: Sequence[str]) -> None:
         said = [_bare(line) for line in tail[-TAIL_LINES:]]
         self.all = [line for line in said if line.strip()]
-        self._speaks = [not inside for inside in _inside_tracebacks(self.all)]
+        frames = _frames(self.all)
+        self._speaks = [not frame for frame in frames]
         left, progress = [0] * len(self.all), 0
         for index in range(len(self.all) - 1, -1, -1):
             left[index] = progress
             progress += PROGRESS.search(self.all[index]) is not None
         self._recovered = [count >= RECOVERED_LINES for count in left]
-        self._exceptions = _exceptions(self.all)
+        self._exceptions = _exceptions(self.all, frames)
         self._end = self._completed_at()
 
     @property
@@ -186,7 +187,8 @@ class _Lines:
 
     def root(self) -> _Found | None:
         """The cause that the words name."""
-        return self._of_kinds(dragged=False) or self._raised() or self._of_kinds(dragged=True)
+        first = self._of_kinds(dragged=False) or self._raised(self._own)
+        return first or self._of_kinds(dragged=True) or self._raised(self._any[-1:])
 
     def _counts(self, index: int) -> bool:
         line = self.all[index]
@@ -203,19 +205,26 @@ class _Lines:
                     return _Found(cause, line)
         return self._final_words() if dragged else None
 
-    def _raised(self) -> _Found | None:
-        """The type of the first exception that was not raised because of another one."""
-        raised = [self.all[i] for i in self._exceptions if self._counts(i)]
-        roots = [line for line in raised if FOLLOWS.search(line) is None]
-        own = [line for line in roots if not any(tells(line, name) for name in DRAGGED)]
-        if not own:
-            return None
-        chain = own[: 1 + sum(own[0] != line for line in own[1:2])]
-        for cause in CAUSES:
-            for line in chain:
+    @property
+    def _any(self) -> list[str]:
+        """The exceptions that ended something, oldest first."""
+        return [self.all[i] for i in self._exceptions if self._counts(i)]
+
+    @property
+    def _own(self) -> list[str]:
+        """Those that were not raised because of another rank's or process's death."""
+        if self._any and tells(self._any[0], "killed"):
+            return []  # what else was raised came of that
+        roots = [line for line in self._any if FOLLOWS.search(line) is None]
+        return [line for line in roots if not any(tells(line, name) for name in DRAGGED)]
+
+    def _raised(self, lines: Sequence[str]) -> _Found | None:
+        """The type of the first exception, or of the one right behind it in its chain."""
+        for cause in CAUSES if lines else ():
+            for line in lines[:2]:
                 if not cause.certain and cause.pattern.search(line):
                     return _Found(cause, line)
-        return _Found(BY_NAME["traceback"], own[0])
+        return _Found(BY_NAME["traceback"], lines[0]) if lines else None
 
     def _final_words(self) -> _Found | None:
         """Where no exception was raised: a shell, a C program, or an argument parser speaks."""
@@ -264,32 +273,34 @@ def _bare(line: str) -> str:
     return line
 
 
-def _inside_tracebacks(lines: Sequence[str]) -> list[bool]:
-    """Which lines are frames and code of a traceback: they quote the script, they do not speak."""
-    inside, found = False, []
+def _frames(lines: Sequence[str]) -> list[bool]:
+    """Which lines are frames and code of a traceback: they quote the script, they do not speak.
+
+    Also in a box, as rich draws it, and without indentation, as people paste it.
+    """
+    found, inside, code = [], False, False
     for line in lines:
-        if "Traceback (most recent call last)" in line:
-            inside = True
-        elif inside and not line[:1].isspace():
-            inside = False
-        found.append(inside and line[:1].isspace())
+        frame = line.startswith('File "')
+        quotes = line[:1].isspace() or line[:1] in _BOX or frame or code
+        inside = "Traceback (most recent call last)" in line or (inside and quotes)
+        found.append(inside)
+        code = frame and inside
     return found
 
 
-def _exceptions(lines: Sequence[str]) -> list[int]:
+_BOX = "│╭╰┃┏┗❱"
+
+
+def _exceptions(lines: Sequence[str], frames: Sequence[bool]) -> list[int]:
     """Where tracebacks end: the lines with the exception. Those of destructors and threads are
     nobody's death."""
-    found, inside, ours = [], False, False
+    found, ours = [], False
     for index, line in enumerate(lines):
         if "Traceback (most recent call last)" in line:
             above = lines[index - 1] if index else ""
-            inside, ours = True, not above.startswith(("Exception ignored", "Exception in"))
-        elif inside and line[:1].isspace():
-            continue
-        elif inside:
-            inside = False
-            if ours:
-                found.append(index)
+            ours = not above.startswith(("Exception ignored", "Exception in"))
+        elif index and frames[index - 1] and not frames[index] and ours:
+            found.append(index)
     return found
 
 
