@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from overnight.adapters.checkpoints.discover import CheckpointWatcher, identity_of
+from overnight.adapters.checkpoints.complete import identity_of
+from overnight.adapters.checkpoints.discover import CheckpointWatcher
 from overnight.core.events import CheckpointGone, CheckpointSeen
 from reports import Reports
 

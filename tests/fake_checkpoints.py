@@ -40,7 +40,11 @@ class Checkpoints:
         if self.world.verifier_hangs:
             return
         health = Health.CORRUPT if "bad" in identity.path else Health.VERIFIED
-        self.world.put(CheckpointChecked(self.world.now, identity, health, "as its name says"))
+        partial = "weights" in identity.path
+        why = "as its name says"
+        self.world.put(
+            CheckpointChecked(self.world.now, identity, health, why, None, partial=partial)
+        )
 
     def secure(self, identity: Identity, *, in_place: bool, has_step: bool) -> None:
         """Linked."""

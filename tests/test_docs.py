@@ -24,6 +24,7 @@ from overnight.core import events, replay
 from overnight.core.arguments import PLACEHOLDERS
 from overnight.core.causes import CAUSES
 from overnight.core.lifecycle import State
+from overnight.core.proof import LrProof
 from overnight.core.resume import Route
 from overnight.core.status import Now, public, snapshot
 from overnight.core.story import Entry, Incident, checkpoint_json, incident_json
@@ -153,7 +154,7 @@ def test_no_option_is_documented_that_does_not_exist() -> None:
         ("Actions", events.Action),
         ("Health of a checkpoint", events.Health),
         ("States of a run", State),
-        ("Proof of the learning rate", events.LrProof),
+        ("Proof of the learning rate", LrProof),
         ("Resume routes", Route),
     ],
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from discovery_lab import HOUR_S, SILENT_S, Watch, begun, rename_into
-from overnight.adapters.checkpoints.discover import identity_of
+from overnight.adapters.checkpoints.complete import identity_of
 
 Watching = Callable[..., Watch]
 

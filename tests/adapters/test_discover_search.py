@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from discovery_lab import HOUR_S, SILENT_S, Watch, begun, rename_into
-from overnight.adapters.checkpoints.discover import being_written, step_of
+from overnight.adapters.checkpoints.complete import being_written
+from overnight.adapters.checkpoints.naming import step_of
 
 Watching = Callable[..., Watch]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from overnight.adapters.checkpoints.discover import identity_of
+from overnight.adapters.checkpoints.complete import identity_of
 from overnight.adapters.checkpoints.quarantine import QUARANTINE, restore
 from overnight.adapters.checkpoints.shelf import Shelf
 from overnight.core.events import CheckpointGone, CheckpointSeen, Identity

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from overnight.adapters.checkpoints.discover import identity_of
+from overnight.adapters.checkpoints.complete import identity_of
 from overnight.adapters.checkpoints.shelf import Shelf
 from overnight.core.events import (
     CheckpointChecked,

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from overnight.adapters.store import KEEP_RECORDS, RESERVE_BYTES, Store, StoreReader
-from overnight.core.events import Identity, LrProof, Position
+from overnight.core.events import Identity, Position
 from overnight.core.orders import Batch
+from overnight.core.proof import LrProof
 from overnight.errors import StoreError
 from store_lab import alert, entry, incident, record
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from overnight.adapters.checkpoints.discover import identity_of
+from overnight.adapters.checkpoints.complete import identity_of
 from overnight.adapters.checkpoints.vault import Vault
 from overnight.core.events import CheckpointSecured
 from reports import Reports

@@ -46,11 +46,13 @@ def test_the_child_answers_with_one_line_of_json(tmp_path: Path) -> None:
     assert result.json() == {
         "path": str(path),
         "health": "verified",
-        "reason": "1 tensor, 4.0 kB of floating-point data, all finite",
+        "reason": "1 tensor, 4.0 kB of floating-point data, all finite;"
+        " weights only: no optimizer state",
         "step": None,
         "format": "safetensors",
         "tensors": 1,
         "bytes_scanned": 4000,
+        "partial": True,
     }
 
 

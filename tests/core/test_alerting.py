@@ -17,7 +17,8 @@ from overnight.core.alerting import (
     outcome,
     retry_delay_s,
 )
-from overnight.core.events import Action, Fault, LrProof, Severity
+from overnight.core.events import Action, Fault, Severity
+from overnight.core.proof import LrProof
 from overnight.core.story import Incident
 
 ROLLED = Incident(

@@ -12,10 +12,10 @@ from overnight.core.events import (
     Fault,
     Health,
     Identity,
-    LrProof,
     Position,
     Severity,
 )
+from overnight.core.proof import LrProof
 from overnight.core.resume import Means, Route
 from overnight.core.story import Entry, Incident
 

@@ -9,8 +9,7 @@ from pydantic import ValidationError
 
 from core_lab import record
 from overnight.core.arguments import Values, fill, rate_arguments, resumed_command
-from overnight.core.events import LrProof
-from overnight.core.proof import LrWatch
+from overnight.core.proof import LrProof, LrWatch
 from overnight.core.resume import ResumeConfig, Route, base_lr, means_of
 
 VALUES = Values("out/250.pt", attempt=2, lr_scale=0.5, step=250, lr=1.5e-4, skip=(390, 410))

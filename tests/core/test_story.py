@@ -15,11 +15,11 @@ from overnight.core.events import (
     Family,
     Fault,
     Health,
-    LrProof,
     Position,
     Severity,
     StepMetric,
 )
+from overnight.core.proof import LrProof
 from overnight.core.story import (
     Entry,
     Incident,

@@ -61,3 +61,17 @@ def test_a_card_that_is_gone_ends_the_run():
     assert (incident.fault, incident.action) == ("gpu-lost", "halt")
     assert world.said("HALTED")
     assert len(world.launches) == 1
+
+
+def test_weights_alone_are_resumed_in_part_and_never_called_healed():
+    """The optimizer began anew: who reads it in the morning must know."""
+    world = World(
+        [steps(1, 100), checkpoint(100, path="/out/weights_100.pt"), steps(101, 259)]
+        + [dies(code=1), wait(5), steps(101, 300), dies(code=0)]
+    )
+    assert world.supervise() == 0
+    [incident] = world.incidents.values()
+    assert "in part: that checkpoint has no optimizer state" in incident.outcome
+    assert [name for name, _ in incident.progress][-1] == "resumed in part"
+    assert not world.said("healed")
+    assert "resumed in part" in world.phone.sent[0][0]

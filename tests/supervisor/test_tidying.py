@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fakes import World, checkpoint, dies, do, heat, line, steps, wait
-from overnight.core.events import LrProof
+from overnight.core.proof import LrProof
 from overnight.supervisor.opening import Start
 
 BEGIN = [steps(1, 100), checkpoint(100), steps(101, 150), checkpoint(150), steps(151, 259)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from overnight.adapters.checkpoints.discover import identity_of
+from overnight.adapters.checkpoints.complete import identity_of
 from overnight.adapters.checkpoints.keepsake import Keepsake
 from overnight.adapters.checkpoints.naming import step_of
 from overnight.adapters.checkpoints.patterns import output_roots

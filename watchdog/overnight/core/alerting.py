@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from overnight.core.events import Action, Fault, LrProof, Severity
+from overnight.core.events import Action, Fault, Severity
+from overnight.core.proof import LrProof
 from overnight.core.story import Incident
 
 OPENED_DELAY_S = 10.0

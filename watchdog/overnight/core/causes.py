@@ -358,8 +358,8 @@ HANDLED = re.compile(
 FOLLOWS = re.compile(
     r"ChildFailedError|CalledProcessError|^SystemExit|Process(?:Raised|Exited)Exception"
     r"|BrokenPipeError"
-    r"|^EOFError|ConnectionResetError|DataLoader worker .*(?:exited unexp|: Aborted)|^queue\.(?:Empty"
-    r"|Full)"
+    r"|^EOFError|ConnectionResetError|DataLoader worker .*(?:exited unexp|: Aborted)"
+    r"|^queue\.(?:Empty|Full)"
     r"|^(?:[\w.]+\.)?(?:RayTaskError|RayActorError|WorkerCrashedError|TrainingFailedError)"
 )
 """Exceptions of those who only saw another one die."""

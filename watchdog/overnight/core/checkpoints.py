@@ -1,4 +1,4 @@
-"""What a user may say about checkpoints, and which of them a rollback puts out of the way."""
+"""What a user may say about checkpoints; which are protected, and which a rollback puts aside."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from overnight.core.events import Health
+from overnight.core.events import Health, Identity, Target
 from overnight.core.placing import BEFORE_ALL
 from overnight.core.story import Entry
 
@@ -53,3 +53,36 @@ def _misleads(entry: Entry, health: Health, target: Entry) -> bool:
         return True
     twin = entry.position == target.position and entry.saved_utc >= target.saved_utc
     return twin and health not in (Health.HEALTHY, Health.VERIFIED)
+
+
+def to_protect(
+    rows: Iterable[tuple[Entry, Health]], *, keep: int, pinned: Identity | None
+) -> list[Entry]:
+    """What belongs into the vault: the newest `keep` healthy ones, and the verified ones on the way
+    to become that. `rows` are newest first; `pinned` is protected whatever it is worth.
+    """
+    healthy: list[Entry] = []
+    young: list[Entry] = []
+    for entry, health in rows:
+        if entry.identity == pinned:
+            young.append(entry)
+        elif entry.abandoned:
+            continue
+        elif health is Health.HEALTHY and len(healthy) < keep:
+            healthy.append(entry)
+        elif health is Health.VERIFIED and not healthy and not (entry.tainted or entry.unseen):
+            young.append(entry)
+    return young + healthy
+
+
+def target_of(entry: Entry, health: Health, why: str) -> Target:
+    """A checkpoint as something to resume from."""
+    return Target(
+        path=entry.path,
+        step=entry.run_step,
+        health=health,
+        position=entry.position,
+        identity=entry.identity,
+        why=why,
+        partial=entry.partial,
+    )

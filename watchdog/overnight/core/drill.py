@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from overnight.core.advice import resume_advice
 from overnight.core.alerting import duration_text
-from overnight.core.events import Fault, LrProof, Severity
+from overnight.core.events import Fault, Severity
+from overnight.core.proof import LrProof
 from overnight.core.resume import Means, Route
 from overnight.core.story import Entry, Incident
 

@@ -106,14 +106,6 @@ class Level(IntEnum):
     CRITICAL = 3
 
 
-class LrProof(StrEnum):
-    """Whether the logged learning rate showed that a reduction took effect."""
-
-    PROVED = "proved"
-    UNPROVEN = "unproven"
-    NOT_REDUCED = "not-reduced"
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
     """Our own order of records; `step` is only the label that the script prints."""
@@ -130,9 +122,9 @@ class LogChunk:
     """Whole lines read from a worker file.
 
     `first_line` is 1-based; `end_offset` is the byte after the last line; `skipped_bytes` counts
-    what the tail left out because the reader was too far behind, `read_bytes` what one read found,
-    `cut_lines` the lines of the file so far of which only the head was kept. Of the script's own
-    files: `begins` at the head, `heading`: its first line, if old; `damage`: why reading ends.
+    what the tail left out, too far behind, `read_bytes` what one read found, `cut_lines` the lines
+    of the file so far of which only the head was kept. Of the script's own files: `begins` at the
+    head, `heading`: its first line, if old; `damage`: why reading ends.
     """
 
     at: float
@@ -262,13 +254,14 @@ class CheckpointGone:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointChecked:
-    """The verifier's answer. `health` is VERIFIED, CORRUPT or UNVERIFIED (not understood)."""
+    """The verifier's answer: VERIFIED, CORRUPT or UNVERIFIED; `partial`: weights alone."""
 
     at: float
     identity: Identity
     health: Health
     reason: str
     step: int | None = None
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)

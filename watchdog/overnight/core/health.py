@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from overnight.core.checkpoints import CheckpointsConfig
+from overnight.core.checkpoints import CheckpointsConfig, target_of, to_protect
 from overnight.core.events import (
     CheckpointChecked,
     CheckpointSecured,
@@ -107,9 +107,8 @@ class Ledger:
         known = (entry.step, answer.step, entry.order_step)  # name, state file, log
         step = next((step for step in known if step is not None), None)
         order = entry.order_step if entry.order_step is not None else step
-        self._put(
-            replace(entry, checked=answer.health, reason=answer.reason, step=step, order_step=order)
-        )
+        told = replace(entry, checked=answer.health, reason=answer.reason, partial=answer.partial)
+        self._put(replace(told, step=step, order_step=order))
 
     def secured(self, answer: CheckpointSecured) -> None:
         """A vault copy exists now, or none could be made."""
@@ -273,10 +272,12 @@ class Ledger:
         elif entry.confirmed:
             steps = self._config.confirm_steps
             health, why = Health.HEALTHY, f"finite, and {steps} clean steps followed"
+            why += "; weights only" if entry.partial else ""
         else:
             waiting = "the steps after it did not stay clean" if entry.tainted else "still young"
             waiting = "records after it were not read" if entry.unseen else waiting
-            health, why = Health.VERIFIED, f"finite; {waiting}"
+            alone = ", weights only" if entry.partial else ""
+            health, why = Health.VERIFIED, f"finite{alone}; {waiting}"
         if entry.abandoned:
             before = entry.position == BEFORE_ALL
             why += " (of before this run)" if before else " (left behind by a rollback)"
@@ -313,9 +314,7 @@ class Ledger:
                 continue
             health, why = self.health(entry)
             if health in (Health.HEALTHY, Health.VERIFIED):
-                found.append(
-                    Target(entry.path, entry.run_step, health, entry.position, entry.identity, why)
-                )
+                found.append(target_of(entry, health, why))
         return found
 
     def unchecked(
@@ -360,20 +359,8 @@ class Ledger:
             self._put(replace(entry, vault_path=None))
 
     def _protected(self) -> list[Entry]:
-        """The newest `keep` healthy ones, and the verified ones on the way to become that."""
-        healthy: list[Entry] = []
-        young: list[Entry] = []
-        for entry in reversed(self.entries()):
-            health = self.health(entry)[0]
-            if entry.identity == self._pinned:
-                young.append(entry)
-            elif entry.abandoned:
-                continue
-            elif health is Health.HEALTHY and len(healthy) < self._config.keep:
-                healthy.append(entry)
-            elif health is Health.VERIFIED and not healthy and not (entry.tainted or entry.unseen):
-                young.append(entry)
-        return young + healthy
+        rows = [(entry, self.health(entry)[0]) for entry in reversed(self.entries())]
+        return to_protect(rows, keep=self._config.keep, pinned=self._pinned)
 
     def _in_episode(self, entry: Entry) -> bool:
         """Whether it was saved at or after the first suspect record of the open episode."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from overnight.core.events import LrProof, StepMetric
+from overnight.core.events import StepMetric
 
 LR_TOLERANCE = 1.1
 """A logged rate up to 10 % above the expected one still counts as reduced (rounding in logs)."""
@@ -19,6 +20,14 @@ NEARBY_TOLERANCE = 1.5
 
 PROOF_RECORDS = 3
 """Records in a row that decide whether the reduction took effect."""
+
+
+class LrProof(StrEnum):
+    """Whether the logged learning rate showed that a reduction took effect."""
+
+    PROVED = "proved"
+    UNPROVEN = "unproven"
+    NOT_REDUCED = "not-reduced"
 
 
 @dataclass

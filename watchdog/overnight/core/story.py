@@ -13,12 +13,12 @@ from overnight.core.events import (
     Fault,
     Health,
     Identity,
-    LrProof,
     Position,
     Severity,
     StepMetric,
     family_of,
 )
+from overnight.core.proof import LrProof
 
 LAG = 1.2
 """A log that is buffered may be this far behind the checkpoint that has just been saved."""
@@ -32,7 +32,7 @@ class Entry:
     the step it is compared by (its own, where that lies within a log stride of the logged one).
     `tainted` means suspect records after it, `unseen` records after it that were never read.
     `linked`: the vault's copy is a hard link, which is rewritten together with its original.
-    `quarantine_path`: where a rollback has put it, out of the script's sight.
+    `partial`: it holds the weights alone. `quarantine_path`: where a rollback has put it.
     `health` and its reason are filled in for readers of the store; the ledger derives them.
     """
 
@@ -56,6 +56,7 @@ class Entry:
     vault_path: str | None = None
     linked: bool = False
     quarantine_path: str | None = None
+    partial: bool = False
     health: Health = Health.CANDIDATE
     health_reason: str = ""
 

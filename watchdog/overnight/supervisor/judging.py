@@ -11,7 +11,6 @@ from overnight.core.events import (
     Action,
     Decision,
     Fault,
-    LrProof,
     Position,
     Severity,
     StepMetric,
@@ -19,7 +18,7 @@ from overnight.core.events import (
 )
 from overnight.core.exits import Death, describe
 from overnight.core.incidents import Change
-from overnight.core.proof import LrWatch
+from overnight.core.proof import LrProof, LrWatch
 from overnight.core.story import Incident
 from overnight.supervisor.attempt import Attempt
 from overnight.supervisor.journal import Journal

@@ -27,7 +27,6 @@ from overnight.core.events import (
     GpuUnavailable,
     Housekeeping,
     LogChunk,
-    LrProof,
     Request,
     StopRequested,
     TreeGone,
@@ -38,6 +37,7 @@ from overnight.core.events import (
 from overnight.core.exits import describe
 from overnight.core.lifecycle import Event, State
 from overnight.core.orders import Tidied
+from overnight.core.proof import LrProof
 from overnight.errors import UsageError, WorkerError
 from overnight.supervisor.attempt import Attempt
 from overnight.supervisor.drilling import Driller

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from overnight.core.events import Action, CheckpointSeen, Decision, Health, Target
+from overnight.core.checkpoints import target_of
+from overnight.core.events import Action, CheckpointSeen, Decision, Health
 from overnight.core.story import Entry
 from overnight.supervisor.keeping import Keeper
 from overnight.supervisor.phases import CHECK_S
@@ -84,5 +85,5 @@ class Opening:
         if entry.checked is Health.CORRUPT:
             return Decision(Action.HALT, f"{name} is corrupt: {entry.reason}", needs_you=True)
         health, why = self._run.ledger.health(entry)
-        target = Target(entry.path, entry.run_step, health, entry.position, entry.identity, why)
+        target = target_of(entry, health, why)
         return Decision(Action.RESTART, "chosen by hand", target=target)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from overnight.core import alerting
-from overnight.core.events import LrProof, Target
+from overnight.core.events import Target
 from overnight.core.incidents import decided
 from overnight.core.lifecycle import Event
+from overnight.core.proof import LrProof
 from overnight.core.story import Incident
 from overnight.supervisor.journal import Journal
 from overnight.supervisor.phases import Recovery

@@ -25,7 +25,6 @@ from overnight.core.events import (
     Decision,
     GpuSample,
     Identity,
-    LrProof,
     StepMetric,
     Target,
     Verdict,
@@ -33,6 +32,7 @@ from overnight.core.events import (
 from overnight.core.exits import Death
 from overnight.core.incidents import decided
 from overnight.core.lifecycle import Event
+from overnight.core.proof import LrProof
 from overnight.core.resume import Route
 from overnight.core.situation import PastRecovery
 from overnight.core.story import Incident

@@ -47,6 +47,7 @@ def check_directory(directory: Path, tally: Tally) -> None:
     for name in _STATE_FILES:
         if (directory / name).is_file():
             tally.offer_step(read_json_file(directory / name))
+            tally.is_trainers = name == "trainer_state.json"
     _check_finished(directory)
     for index in sorted(directory.rglob(f"*{INDEX_SUFFIX}")):
         shards_of(index)
@@ -117,10 +118,12 @@ def _check_files(directory: Path, files: Iterable[Path], tally: Tally) -> None:
     kept_format = tally.format
     for path in files:
         label = _label(directory, path)
+        tally.offer_names([path.name])
         if path.is_symlink() and not path.exists():
             raise DamagedError(f"{label} is a link to a file that is gone")
         try:
             if path.name == METADATA:
+                tally.opaque = True
                 watched(check_shards, path, _label(directory, path.parent), tally)
             else:
                 check_file(path, label, tally)

@@ -12,15 +12,21 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import re
 import select
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from overnight.adapters import inotify
+from overnight.adapters.checkpoints.complete import (
+    has_marker,
+    identity_of,
+    is_part_name,
+    is_settled,
+    is_shard,
+    is_whole,
+)
 from overnight.adapters.checkpoints.naming import SUFFIXES, step_of
 from overnight.adapters.checkpoints.patterns import (
     anchored,
@@ -32,55 +38,13 @@ from overnight.adapters.checkpoints.patterns import (
 from overnight.core.events import CheckpointGone, CheckpointSeen, Identity
 
 POLL_S = 2.0
-QUIET_S = 30.0
-"""A directory without a marker is complete when nothing was written for so long: between its
-files, a framework gathers states from the GPUs."""
-
-MARKERS = ("manifest.json", "trainer_state.json", ".metadata")
-"""Files that a training framework writes last into a checkpoint directory."""
-
 SKIPPED = frozenset({"venv", "env", "site-packages", "node_modules", "__pycache__", "wandb"})
 MAX_DEPTH, MAX_ENTRIES = 5, 20_000
 """Without a pattern the working directory is searched, but never a whole dataset."""
 
-_PART = re.compile(
-    r"^(?:model|adapter_model|pytorch_model|optimizer|scheduler|scaler|rng_state(?:_\d+)?)\b"
-)
-"""Names that frameworks give to one file of a checkpoint directory, long before its marker."""
-
 _LEFT = inotify.MOVED_FROM | inotify.DELETE
 _EVENTS = inotify.CLOSE_WRITE | inotify.MOVED_TO | inotify.CREATE | _LEFT
 Report = Callable[[CheckpointSeen | CheckpointGone], None]
-
-
-def identity_of(path: Path) -> Identity | None:
-    """Which bytes the path means now; a directory counts with the files directly in it."""
-    try:
-        found = path.stat()
-        if not stat.S_ISDIR(found.st_mode):
-            return Identity(str(path), found.st_ino, found.st_mtime_ns, found.st_size)
-        newest, size = 0, 0
-        with os.scandir(path) as entries:
-            for entry in entries:
-                inner = entry.stat()
-                newest, size = max(newest, inner.st_mtime_ns), size + inner.st_size
-        return Identity(str(path), found.st_ino, newest, size)
-    except OSError:
-        return None
-
-
-def being_written(path: Path) -> bool:
-    """Whether a process that we may look at has it, or a file in it, open for writing."""
-    wanted = str(path.resolve())
-    for descriptor in glob.iglob("/proc/[0-9]*/fd/*"):  # noqa: PTH207 - twice as fast as pathlib
-        with contextlib.suppress(OSError, ValueError):
-            target = os.readlink(descriptor)  # noqa: PTH115 - same
-            if target != wanted and not target.startswith(wanted + "/"):
-                continue
-            info = Path(descriptor.replace("/fd/", "/fdinfo/")).read_text()
-            if int(info.split("flags:")[1].split()[0], 8) & os.O_ACCMODE != os.O_RDONLY:
-                return True
-    return False
 
 
 class CheckpointWatcher:
@@ -168,7 +132,7 @@ class CheckpointWatcher:
                 identity = identity_of(path)
                 if identity is None or identity == self._known.get(str(path)):
                     continue
-                if identity.mtime_ns >= self._since_ns and _is_settled(path, identity):
+                if identity.mtime_ns >= self._since_ns and is_settled(path, identity):
                     saved_utc = identity.mtime_ns / 1e9
                     found.append(self._noted(path, identity, saved_utc=saved_utc, step=None))
         return sorted(found, key=lambda seen: seen.at)
@@ -212,7 +176,7 @@ class CheckpointWatcher:
         """Something was closed or renamed into place: is it a checkpoint, or the last of one?"""
         now = time.time()
         for candidate in (path, path.parent):
-            if self._wanted(candidate) and (renamed or _is_whole(candidate)):
+            if self._wanted(candidate) and (renamed or is_whole(candidate)):
                 identity = identity_of(candidate)
                 if identity is not None:
                     self._found(candidate, identity, saved_utc=now, step=None)
@@ -224,7 +188,7 @@ class CheckpointWatcher:
             if identity is None or identity == self._known.get(str(path)):
                 self._pending.pop(str(path), None)
                 continue
-            if self._pending.get(str(path)) == identity and _is_settled(path, identity):
+            if self._pending.get(str(path)) == identity and is_settled(path, identity):
                 self._found(path, identity, saved_utc=identity.mtime_ns / 1e9, step=None)
             else:
                 self._pending[str(path)] = identity
@@ -253,7 +217,7 @@ class CheckpointWatcher:
                         self._watch(Path(text))
             for text in glob.iglob(pattern, recursive=True):  # noqa: PTH207 - absolute patterns
                 path = Path(text)
-                if _is_linked(path, top) or is_temporary(path.name):
+                if _is_linked(path, top) or is_temporary(path.name) or is_shard(path.name):
                     continue
                 if path.is_dir():
                     self._watch(path)
@@ -283,13 +247,13 @@ class CheckpointWatcher:
                     if entry.is_dir():
                         self._watch(path)
                     yield path
-                elif entry.is_dir() and depth < MAX_DEPTH and not _has_marker(path):
+                elif entry.is_dir() and depth < MAX_DEPTH and not has_marker(path):
                     stack.append((path, depth + 1))
 
     def _wanted(self, path: Path) -> bool:
         """Whether the path is one that the patterns (or the default rules) mean."""
         near = path.parts[-1:] if self._patterns else path.parts[-2:]
-        if path.is_symlink() or any(is_temporary(part) for part in near):
+        if path.is_symlink() or is_shard(path.name) or any(is_temporary(part) for part in near):
             return False
         if self._patterns:
             return any(
@@ -300,7 +264,7 @@ class CheckpointWatcher:
         if not any(path.is_relative_to(root) for root in self._roots):
             return False
         if path.is_dir():
-            return path not in self._roots and _has_marker(path)
+            return path not in self._roots and has_marker(path)
         return path.suffix in SUFFIXES and not self._is_part(path) and self._is_recent(path)
 
     def _is_part(self, path: Path) -> bool:
@@ -308,7 +272,7 @@ class CheckpointWatcher:
         if path.parent in self._roots:
             return False
         numbered = step_of(path.parent) is not None
-        return _has_marker(path.parent) or (numbered and _PART.search(path.name) is not None)
+        return has_marker(path.parent) or (numbered and is_part_name(path.name))
 
     def _is_recent(self, path: Path) -> bool:
         try:
@@ -376,23 +340,3 @@ def _is_linked(path: Path, top: Path) -> bool:
             return True
         path = path.parent
     return False
-
-
-def _has_marker(path: Path) -> bool:
-    # os.path: pathlib raises where we may not look, and one such folder would end every search
-    return any(os.path.isfile(path / marker) for marker in MARKERS)  # noqa: PTH113
-
-
-def _is_settled(path: Path, identity: Identity) -> bool:
-    """Whether what was the same at two polls is finished."""
-    if path.is_dir() and not _has_marker(path):
-        quiet_s = time.time() - identity.mtime_ns / 1e9
-        if identity.mtime_ns == 0 or quiet_s < QUIET_S:
-            return False
-    return not being_written(path)
-
-
-def _is_whole(path: Path) -> bool:
-    if path.is_dir():  # the marker may have been created, but not written yet
-        return _has_marker(path) and not being_written(path)
-    return path.exists()

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from overnight.adapters.checkpoints.discover import CheckpointWatcher, identity_of
+from overnight.adapters.checkpoints.complete import identity_of
+from overnight.adapters.checkpoints.discover import CheckpointWatcher
 from overnight.adapters.checkpoints.naming import step_of
 from overnight.adapters.checkpoints.patterns import anchored, fixed_prefix
 from overnight.adapters.checkpoints.pointers import pointers_in

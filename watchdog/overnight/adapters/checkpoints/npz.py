@@ -32,6 +32,7 @@ def check_file(path: Path, tally: Tally) -> None:
     """Verify one .npz. Raises DamagedError, NotUnderstoodError, OSError."""
     tally.format = "npz"
     with Archive(path) as archive:
+        tally.offer_names(name.removesuffix(".npy") for name in archive.entries)
         for name in archive.entries:
             _check_array(archive, name, tally)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from overnight.adapters.checkpoints.discover import identity_of
+from overnight.adapters.checkpoints.complete import identity_of
 from overnight.adapters.checkpoints.naming import step_of
 from overnight.adapters.checkpoints.pointers import repoint
 from overnight.adapters.checkpoints.vault import duplicate

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
 from overnight.core.events import Health
 
 STEP_KEYS = ("step", "global_step", "iter_num", "iteration")
 """Where training scripts keep the optimizer step: ours, HF and Lightning, nanoGPT, Megatron."""
+
+_INSIDE = (
+    "state",
+    "train_state",
+    "training_state",
+    "trainer_state",
+    "progress",
+    "meta",
+    "metadata",
+)
+"""Where they keep it one level deeper; not in a config, which may hold a `step` of its own."""
+
+_OPTIMIZER = re.compile(
+    r"(?:^|[._/ ])(?:\w*optim\w*|opt|opt_states?|exp_avg\w*|momentum\w*|adam\w*)(?:[._/ ]|$)",
+    re.IGNORECASE,
+)
 
 
 class DamagedError(Exception):
@@ -25,7 +43,8 @@ class Report:
 
     `health` is VERIFIED, CORRUPT or UNVERIFIED (not understood); `step` is None where the
     checkpoint does not say; `tensors` counts tensors of any type, `bytes_scanned` the bytes of
-    floating-point data that were tested for NaN and infinity.
+    floating-point data that were tested for NaN and infinity; `partial`: only weights are in it, so
+    that a resume from it is one in part.
     """
 
     path: str
@@ -35,6 +54,7 @@ class Report:
     format: str = "unknown"
     tensors: int = 0
     bytes_scanned: int = 0
+    partial: bool = False
 
     def as_json(self) -> str:
         """One line of JSON with the fields of this class."""
@@ -43,19 +63,41 @@ class Report:
 
 @dataclass(slots=True)
 class Tally:
-    """What the readers have learnt so far; it survives the exception that ends a check."""
+    """What the readers have learnt so far; it survives the exception that ends a check.
+
+    `opaque`: its contents have no names that we read; `is_trainers`: of the Hugging Face Trainer,
+    which counts its steps beside the optimizer's file, not in it.
+    """
 
     format: str = "unknown"
     step: int | None = None
     tensors: int = 0
     bytes_scanned: int = 0
+    optimizer: bool = False
+    opaque: bool = False
+    is_trainers: bool = False
     notes: list[str] = field(default_factory=list)
 
     def offer_step(self, candidates: object) -> None:
         """Take the step from a dict of the checkpoint, unless a better source gave one before."""
-        if self.step is None and isinstance(candidates, dict):
-            found = [_whole(dict.get(candidates, key)) for key in STEP_KEYS]
-            self.step = next((step for step in found if step is not None), None)
+        if self.step is not None or not isinstance(candidates, dict):
+            return
+        inner = [dict.get(candidates, key) for key in _INSIDE]
+        for found in (candidates, *(value for value in inner if isinstance(value, dict))):
+            steps = [_whole(dict.get(found, key)) for key in STEP_KEYS]
+            self.step = next((step for step in steps if step is not None), None)
+            if self.step is not None:
+                return
+
+    def offer_names(self, names: Iterable[object]) -> None:
+        """Names of tensors, keys or files: is there any state of an optimizer among them?"""
+        if not self.optimizer:
+            self.optimizer = any(isinstance(n, str) and _OPTIMIZER.search(n) for n in names)
+
+    @property
+    def partial(self) -> bool:
+        """Whether only weights were found: nothing to continue an optimizer or a count with."""
+        return not self.optimizer and not self.opaque and (self.step is None or self.is_trainers)
 
     def note(self, text: str) -> None:
         """Remember something that a reader of the report should know, once."""

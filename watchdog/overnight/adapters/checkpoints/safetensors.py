@@ -74,11 +74,14 @@ def check_file(path: Path, tally: Tally) -> None:
             raise DamagedError(f"its header claims {human_bytes(header_bytes)}")
         if 8 + header_bytes > size_bytes:
             raise DamagedError("cut off inside its header")
-        entries = parse_header(file.read(header_bytes))
+        raw = file.read(header_bytes)
+    entries = parse_header(raw)
+    tally.offer_step(_metadata(raw))
     data_at = 8 + header_bytes
     check_layout(entries, size_bytes - data_at)
     check_tail(path, data_at, [_window(entry, data_at) for entry in entries])
     tally.tensors += len(entries)
+    tally.offer_names(entry.name for entry in entries)
     for entry in entries:
         if entry.dtype in _DTYPES:
             storage = Storage("data", _DTYPES[entry.dtype], prod(entry.shape))
@@ -102,6 +105,13 @@ def parse_header(raw: bytes) -> list[Entry]:
     if not sizes_sane or not all(isinstance(entry.dtype, str) for entry in entries):
         raise DamagedError("its header is damaged (a size is no whole number, or a type no word)")
     return sorted(entries, key=lambda entry: (entry.begin, entry.end))
+
+
+def _metadata(raw: bytes) -> dict[str, int]:
+    """The numbers of the header's free text."""
+    found = json.loads(raw).get("__metadata__")
+    texts = found.items() if isinstance(found, dict) else ()
+    return {k: int(v) for k, v in texts if isinstance(v, str) and v.isdecimal() and len(v) < 19}
 
 
 def check_layout(entries: list[Entry], data_bytes: int) -> None:

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from overnight.adapters.checkpoints.discover import CheckpointWatcher, identity_of
+from overnight.adapters.checkpoints.complete import identity_of
+from overnight.adapters.checkpoints.discover import CheckpointWatcher
 from overnight.adapters.checkpoints.patterns import anchored, fixed_prefix, glob_regex
 from overnight.adapters.checkpoints.quarantine import Quarantine
 from overnight.adapters.checkpoints.vault import Vault
@@ -93,7 +94,14 @@ class Shelf:
             reason = f"the verifier failed: {result.complaint()}"
             return CheckpointChecked(self._clock(), identity, Health.UNVERIFIED, reason)
         health, reason = Health(answer["health"]), str(answer["reason"])
-        return CheckpointChecked(self._clock(), identity, health, reason, answer.get("step"))
+        return CheckpointChecked(
+            self._clock(),
+            identity,
+            health,
+            reason,
+            answer.get("step"),
+            partial=bool(answer.get("partial")),
+        )
 
     def secure(self, identity: Identity, *, in_place: bool, has_step: bool) -> None:
         """Make a protected copy; CheckpointSecured follows."""

@@ -41,6 +41,8 @@ def check_file(path: Path, tally: Tally) -> None:
     tally.offer_step(root)
     found = list(find_tensors(root))
     tally.tensors += sum(one.tensor is not None for one in found)
+    tally.offer_names(root if isinstance(root, dict) else ())
+    tally.offer_names(one.name for one in found)
     little = not isinstance(machine, dict) or machine.get("little_endian", True)
     storages = gather(found, "little" if little else "big")
     _check_storages(path, data_at, _known(keys, storages), tally)

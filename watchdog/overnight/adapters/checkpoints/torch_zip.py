@@ -51,6 +51,8 @@ def check(archive: Archive, tally: Tally, name: str = "") -> None:
     tally.offer_step({name: root} if name else root)
     found = list(find_tensors(root, name))
     tally.tensors += sum(one.tensor is not None for one in found)
+    tally.offer_names(root if isinstance(root, dict) else ())
+    tally.offer_names(one.name for one in found)
     prefix = structure.removesuffix("data.pkl")
     _check_entries(archive, prefix, gather(found, _byte_order(archive, prefix)), tally)
 

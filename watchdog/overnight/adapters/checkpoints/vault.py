@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from overnight.adapters.checkpoints.discover import identity_of
+from overnight.adapters.checkpoints.complete import identity_of
 from overnight.adapters.files import private_directory, sync_directory
 from overnight.core.events import CheckpointSecured, Identity
 

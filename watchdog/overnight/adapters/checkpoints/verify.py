@@ -50,6 +50,7 @@ def verify(path: Path) -> Report:
         format=tally.format,
         tensors=tally.tensors,
         bytes_scanned=tally.bytes_scanned,
+        partial=health is Health.VERIFIED and tally.partial,
     )
 
 
@@ -89,7 +90,8 @@ def _check(path: Path, tally: Tally) -> None:
 def _praise(tally: Tally) -> str:
     scanned = human_bytes(tally.bytes_scanned)
     amount = f"{counted(tally.tensors, 'tensor')}, {scanned} of floating-point data"
-    return "; ".join([f"{amount}, all finite", *tally.notes])
+    partial = ["weights only: no optimizer state"] if tally.partial else []
+    return "; ".join([f"{amount}, all finite", *partial, *tally.notes])
 
 
 def _step_back() -> None:
