@@ -69,6 +69,7 @@ class World:
         self.verifier_hangs = False
         self.tidy_problem = ""
         self.kernel: list[str] = []
+        self.checkpoints: Any = None
         self.oom_kills: int | None = 0
         self.cpu_s: float | None = 0.0
         self.on_disk: list[CheckpointSeen] = []
@@ -121,6 +122,11 @@ class World:
         """Something is seen."""
         self._queue.append(observation)
 
+    @property
+    def alive(self) -> bool:
+        """Whether a worker runs."""
+        return self._alive
+
     def next(self, step: Step) -> None:
         """What the script does before everything else that it has left."""
         self._script.appendleft(step)
@@ -144,7 +150,7 @@ class World:
             wall=self.wall,
             worker=self,
             tails=Tails(self),
-            checkpoints=Checkpoints(self),
+            checkpoints=self.checkpoints or Checkpoints(self),
             store=self,
             dispatcher=Dispatcher(self),
             gpu=NoGpu(),

@@ -102,3 +102,18 @@ def test_the_verifier_may_give_the_step_that_the_name_did_not() -> None:
     ledger.checked(checked(which, step=700))
     (entry,) = ledger.described()
     assert (entry.step, entry.order_step, entry.health) == (700, 700, VERIFIED)
+
+
+def test_the_only_good_one_stays_in_the_vault_when_a_fault_begins_behind_it() -> None:
+    """Rotation may have deleted the original meanwhile; of such ones only the newest are kept."""
+    run = Run(keep=2)
+    for step in (10, 20, 30):
+        run.train(step)
+        saved = run.save()
+        run.ledger.secured(CheckpointSecured(0.0, saved, f"vault/{step}", "copy"))
+        run.ledger.gone(saved)
+    run.train(35)
+    run.train(36, suspect=True)
+    assert {entry.step for entry in run.ledger.to_release()} == {10}
+    run.train(180)
+    assert [health for _step, health in run.targets(onset=36)] == [VERIFIED, VERIFIED, VERIFIED]

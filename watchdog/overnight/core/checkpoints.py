@@ -58,11 +58,15 @@ def _misleads(entry: Entry, health: Health, target: Entry) -> bool:
 def to_protect(
     rows: Iterable[tuple[Entry, Health]], *, keep: int, pinned: Identity | None
 ) -> list[Entry]:
-    """What belongs into the vault: the newest `keep` healthy ones, and the verified ones on the way
-    to become that. `rows` are newest first; `pinned` is protected whatever it is worth.
+    """What belongs into the vault: the newest `keep` healthy ones, and what is newer and verified.
+
+    Most of that is on its way to become healthy. Where steps after it did not stay clean it will
+    not, but a fault that began behind it may leave nothing better: the newest `keep` of those stay,
+    until a newer one is healthy. `rows` are newest first; `pinned` is protected in any case.
     """
     healthy: list[Entry] = []
     young: list[Entry] = []
+    doubtful: list[Entry] = []
     for entry, health in rows:
         if entry.identity == pinned:
             young.append(entry)
@@ -70,9 +74,9 @@ def to_protect(
             continue
         elif health is Health.HEALTHY and len(healthy) < keep:
             healthy.append(entry)
-        elif health is Health.VERIFIED and not healthy and not (entry.tainted or entry.unseen):
-            young.append(entry)
-    return young + healthy
+        elif health is Health.VERIFIED and not healthy:
+            (doubtful if entry.tainted or entry.unseen else young).append(entry)
+    return young + doubtful[:keep] + healthy
 
 
 def target_of(entry: Entry, health: Health, why: str) -> Target:
