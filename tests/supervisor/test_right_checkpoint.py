@@ -11,7 +11,8 @@ import pytest
 import scenario_lab
 from overnight.adapters.checkpoints.report import Report
 from overnight.core.events import Health
-from scenario_lab import DAMAGES, FAULTS, LATEST, expected, live_through, night, step_in
+from scenario_files import step_in
+from scenario_lab import DAMAGES, FAULTS, LATEST, expected, live_through, night
 
 SEEDS, QUICK = 340, 60
 
