@@ -30,7 +30,7 @@ from overnight.core.events import (
 )
 from overnight.core.health import Ledger
 from overnight.core.incidents import Book
-from overnight.core.orders import Batch, Launch, OutboxRow
+from overnight.core.orders import Autopsy, AutopsyDone, Batch, Launch, OutboxRow
 from overnight.core.policy import Policy
 from overnight.errors import StoreError
 from overnight.supervisor.journal import Journal
@@ -70,6 +70,7 @@ class World:
         self.tidy_problem = ""
         self.kernel: list[str] = []
         self.checkpoints: Any = None
+        self.autopsy_answers = True
         self.oom_kills: int | None = 0
         self.cpu_s: float | None = 0.0
         self.on_disk: list[CheckpointSeen] = []
@@ -156,6 +157,7 @@ class World:
             gpu=NoGpu(),
             say=lambda text: self.happened.append(f"say {text}"),
             write_control=self._write_control,
+            autopsy=self._examined,
             patch_config=lambda patch: self.happened.append(f"patch {patch.copy} {patch.values}"),
             install_probe=lambda directory: directory / "probe",
             kernel_lines=lambda _since: self.kernel,
@@ -170,6 +172,11 @@ class World:
     def said(self, text: str) -> bool:
         """Whether the supervisor said something with this text."""
         return any(text in line for line in self.happened if line.startswith("say "))
+
+    def _examined(self, order: Autopsy) -> None:
+        self.happened.append(f"examined {order.pids}")
+        if self.autopsy_answers:
+            self.put(AutopsyDone(self.now, order.attempt, str(order.into)))
 
     def _write_control(self, _path: Path, value: dict[str, Any]) -> None:
         if self.control_broken:

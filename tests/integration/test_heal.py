@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from receivers import Recorder
 
 
@@ -86,6 +88,10 @@ def test_stall_is_killed_and_restarted(box):
     assert (incident["fault"], incident["action"]) == ("stall", "restart")
     assert incident["lr_scale_after"] == 1.0
     assert "no CPU time" in incident["reason"]
+    autopsy = Path(incident["evidence"]["autopsy"]).read_text()
+    assert "thread" in autopsy
+    assert "Step 229 " in autopsy
+    assert "autopsy  " in box.overnight("incidents", "night").out
 
 
 def test_a_single_nan_record_is_a_warning_and_nothing_more(box):

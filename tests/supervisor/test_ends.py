@@ -75,3 +75,24 @@ def test_weights_alone_are_resumed_in_part_and_never_called_healed():
     assert [name for name, _ in incident.progress][-1] == "resumed in part"
     assert not world.said("healed")
     assert "resumed in part" in world.phone.sent[0][0]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_hanging_worker_is_examined_before_it_is_killed(answers):
+    """And never waited for: the kill comes after eight seconds at the latest."""
+    world = World([*BEGIN, wait(2000), steps(151, 160), dies(code=0)])
+    world.autopsy_answers = answers
+    assert world.supervise() == 0
+    examined, killed = (world.happened.index(what) for what in ("examined (101,)", "kill"))
+    assert examined < killed
+    [incident] = world.incidents.values()
+    assert (incident.fault, incident.action) == ("stall", "restart")
+    assert ("autopsy" in incident.evidence) is answers
+
+
+def test_only_a_hanging_worker_is_examined():
+    """What a bad number has poisoned is killed at once."""
+    bad = [line(f"Step {n} | Loss: nan | LR: 1.0e-03") for n in (260, 261, 262)]
+    world = World([*BEGIN, *bad, wait(5), steps(151, 160), dies(code=0)])
+    assert world.supervise() == 0
+    assert not any(what.startswith("examined") for what in world.happened)

@@ -8,8 +8,10 @@ import random
 import shutil
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
+from overnight.adapters.autopsy import examine
 from overnight.adapters.checkpoints.patterns import output_roots
 from overnight.adapters.checkpoints.quarantine import restore
 from overnight.adapters.checkpoints.shelf import Shelf
@@ -204,6 +206,7 @@ def _effects(
         ),
         say=console.say,
         write_control=write_json,
+        autopsy=partial(examine, report=inbox.put, clock=time.monotonic),
         patch_config=write_patched,
         install_probe=install_probe,
         kernel_lines=kernel_lines,

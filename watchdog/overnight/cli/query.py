@@ -194,6 +194,8 @@ def _story(incident: Incident) -> str:
         proof = f", {incident.lr_proof}" if incident.lr_proof else ""
         scales = f"x{incident.lr_scale_before:g} -> x{incident.lr_scale_after:g}"
         lines.append(f"  lr       {scales}{proof}")
+    if "autopsy" in incident.evidence:
+        lines.append(f"  autopsy  {incident.evidence['autopsy']}")
     if incident.outcome:
         lines.append(f"  outcome  {incident.outcome}")
     if incident.cost_s is not None:

@@ -61,6 +61,34 @@ class Tidied:
 
 
 @dataclass(frozen=True, slots=True)
+class Autopsy:
+    """What is to be written down of a hanging worker, and `into` which file.
+
+    `gpus` and `kernel` are lines that are known already.
+    """
+
+    attempt: int
+    pids: tuple[int, ...]
+    reason: str
+    command: tuple[str, ...]
+    workdir: Path
+    log: Path
+    into: Path
+    gpus: tuple[str, ...] = ()
+    kernel: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AutopsyDone:
+    """Where the report lies, or why there is none."""
+
+    at: float
+    attempt: int
+    path: str | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class NewAlert:
     """An alert for one receiver, not yet in the outbox."""
 

@@ -36,7 +36,7 @@ from overnight.core.events import (
 )
 from overnight.core.exits import describe
 from overnight.core.lifecycle import Event, State
-from overnight.core.orders import Tidied
+from overnight.core.orders import AutopsyDone, Tidied
 from overnight.core.proof import LrProof
 from overnight.errors import UsageError, WorkerError
 from overnight.supervisor.attempt import Attempt
@@ -112,6 +112,7 @@ class Supervisor:
             CheckpointChecked: self._on_checkpoint_checked,
             CheckpointSecured: self._keeper.secured,
             Tidied: self._recoverer.tidier.done,
+            AutopsyDone: self._recoverer.examiner.done,
             AlertSent: journal.sent,
             StopRequested: self._on_stop_signal,
             Request: self._on_request,

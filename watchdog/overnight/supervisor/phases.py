@@ -18,6 +18,9 @@ GPU_MEMORY_S = 60.0
 SECURE_S = 120.0
 """How long a halting supervisor waits for its last vault copy."""
 
+AUTOPSY_S = 8.0
+"""How long the kill of a hanging worker waits for what it looks like to be written down."""
+
 IN_PLACE_S = 30.0
 """How long the probe may take to restore a snapshot, beside ten times the usual gap of records."""
 
@@ -55,6 +58,7 @@ class Recovery:
     begun_utc: float
     phase: Phase = Phase.STOPPING
     saving_until: float | None = None
+    examining_until: float = 0.0
     deadline: float = 0.0
     due: float = 0.0
     memory_deadline: float = 0.0

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from overnight.core.events import CheckpointSeen, Fault, Identity
 from overnight.core.formats.given import Search
-from overnight.core.orders import Batch, Launch, OutboxRow, Patch, Tidying
+from overnight.core.orders import Autopsy, Batch, Launch, OutboxRow, Patch, Tidying
 
 
 class Worker(Protocol):
@@ -129,8 +129,9 @@ class Effects:
     """Everything outside, handed to the supervisor once.
 
     `say` speaks to the person at the terminal and to supervisor.log; `write_control` replaces the
-    worker's control file; `patch_config` writes a patched copy of the script's own config file
-    (ConfigError, OSError); `install_probe` lays the probe beside the run's state;
+    worker's control file; `autopsy` has a hanging worker examined (AutopsyDone); `patch_config`
+    writes a patched copy of the script's own config file (ConfigError, OSError); `install_probe`
+    lays the probe beside the run's state;
     `kernel_lines` tells what the kernel has said since a moment, `oom_kills` how many of our
     processes it has ended for memory; `search` tries a regular expression of the user's, in
     bounded time; `jitter` gives a number from 0 to 1 for back-off; `told` names the receivers of
@@ -147,6 +148,7 @@ class Effects:
     gpu: Gpu
     say: Callable[[str], None]
     write_control: Callable[[Path, dict[str, Any]], None]
+    autopsy: Callable[[Autopsy], None]
     patch_config: Callable[[Patch], None]
     install_probe: Callable[[Path], Path]
     kernel_lines: Callable[[float], Sequence[str]]

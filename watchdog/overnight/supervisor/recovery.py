@@ -1,7 +1,8 @@
 """The steps of one recovery, each a request whose result comes back through the queue.
 
     IN_PLACE   the probe is asked to restore a snapshot; if it does not, the worker is stopped
-    STOPPING   the worker is told to end, or killed; until its tree is gone and its output read
+    STOPPING   a hanging worker is examined first; then it is told to end, or killed; until its tree
+               is gone and its output read
     CHECKING   candidates that nobody has verified yet are verified, newest first, 30 s in all
     WAITING    back-off, cooling, and the GPU memory of the dead to be released
     TIDYING    what is newer than the target is moved into quarantine
@@ -38,6 +39,7 @@ from overnight.core.situation import PastRecovery
 from overnight.core.story import Incident
 from overnight.errors import WorkerError
 from overnight.supervisor.attempt import Attempt
+from overnight.supervisor.examining import Examiner
 from overnight.supervisor.in_place import InPlace
 from overnight.supervisor.journal import Journal
 from overnight.supervisor.keeping import Keeper
@@ -68,6 +70,7 @@ class Recoverer:
         self._outcomes = Outcomes(run, effects, journal)
         self._in_place = InPlace(run, effects, journal)
         self._wait = Wait(run, effects)
+        self.examiner = Examiner(run, effects, journal)
         self.tidier = Tidier(run, effects, journal)
         self.launcher = Launcher(run, effects, journal)
         self.current: Recovery | None = None
@@ -143,12 +146,17 @@ class Recoverer:
 
     def _stop(self, recovery: Recovery, attempt: Attempt, at: float) -> None:
         """End the worker, as gently as the decision allows."""
-        run, decision = self._run, recovery.decision
+        run = self._run
         attempt.condemned = True
         if attempt.exited is not None:
             self._effects.worker.kill()  # what it has left behind
             return
         run.life.apply(Event.STOP)
+        if not self.examiner.begin(recovery, attempt, at):
+            self._end_worker(recovery, at)
+
+    def _end_worker(self, recovery: Recovery, at: float) -> None:
+        run, decision = self._run, recovery.decision
         wants_save = decision.graceful and bool(run.hello and run.hello.get("checkpoint_signal"))
         if wants_save:
             self._effects.worker.signal(signal.SIGUSR1)
@@ -215,6 +223,9 @@ class Recoverer:
     def _stopping(self, recovery: Recovery, at: float) -> None:
         attempt = self._run.attempt
         assert attempt is not None
+        if recovery.examining_until and self.examiner.is_over(recovery, at):
+            recovery.examining_until = 0.0
+            self._end_worker(recovery, at)
         if attempt.over:
             self._passed("gone")
             self._check(recovery, at)
