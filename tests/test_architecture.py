@@ -240,6 +240,7 @@ CORE_LIBRARY = {
     "dataclasses",
     "datetime",  # as values; `now` is refused below
     "enum",
+    "itertools",
     "json",
     "math",
     "pathlib",  # Path as a value; calls are refused below

@@ -35,7 +35,7 @@ def test_it_is_told_once_until_a_checkpoint_comes() -> None:
     assert (first.fault, first.severity) == (Fault.CHECKPOINT_OVERDUE, Severity.WARNING)
     assert first.reason == (
         "90 min of work would be lost now: the newest healthy checkpoint is that of step 250"
-        " (at most 30 min wanted)"
+        " (at most 30 min wanted; overnight checkpoints says how often to save)"
     )
     assert detector.check(9000.0, safety) is None
     assert detector.check(9100.0, Safety(0.0, healthy_at=9000.0)) is None

@@ -67,6 +67,10 @@ def test_a_quarantined_checkpoint_can_be_put_back(box):
     assert wrong.status == 2
     assert "no quarantined checkpoint is called nonsense" in wrong.err
     Path(first["path"]).unlink(missing_ok=True)
+    shown = box.overnight("checkpoints", "night").out
+    assert "at risk now: nothing, the run is complete" in shown
+    assert "1 fault in " in shown
+    assert "the script saves every " in shown
     done = box.overnight("checkpoints", "night", "--restore", first["quarantine_path"])
     assert done.status == 0, done.err
     assert Path(first["path"]).is_file()

@@ -20,7 +20,7 @@ class Commands(click.Group):
         "drill": "overnight.cli.drill",
         "status": "overnight.cli.query",
         "incidents": "overnight.cli.query",
-        "checkpoints": "overnight.cli.query",
+        "checkpoints": "overnight.cli.checkpoints",
         "replay": "overnight.cli.replay",
         "stop": "overnight.cli.steer",
         "ack": "overnight.cli.steer",

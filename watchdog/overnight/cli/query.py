@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,10 @@ import click
 from overnight.adapters.control import ask
 from overnight.adapters.lock import is_held
 from overnight.adapters.store import StoreReader
-from overnight.cli.text import age, number, state_parent, table
-from overnight.core.events import Health
+from overnight.cli.text import age, number, state_parent
 from overnight.core.status import public
-from overnight.core.story import Incident, checkpoint_json, incident_json
-from overnight.errors import ControlError, NoSuchRunError, StoreError, UsageError
+from overnight.core.story import Incident, incident_json
+from overnight.errors import ControlError, NoSuchRunError, StoreError
 
 NO_HUMAN, NEEDS_HUMAN = 0, 1
 
@@ -123,7 +120,7 @@ def _screen(run: dict[str, Any]) -> str:
         f"  loss        {number(run['loss'])}   grad norm {number(run['grad_norm'])}",
         f"  lr          {number(run['lr'])} (scale x{run['lr_scale']:g})",
         f"  checkpoint  {_checkpoint_line(run)}",
-        f"  at risk     {_risk_line(run)}",
+        f"  at risk     {risk_line(run)}",
         f"  resume      {run['resume_route']}",
         f"  incidents   {run['open_incidents']} open, {run['incidents_24h']} in 24 h",
         f"  alerts      {run['alerts']['waiting']} waiting, {run['alerts']['failed']} failed",
@@ -142,7 +139,8 @@ def _checkpoint_line(run: dict[str, Any]) -> str:
     return f"{step}, {checkpoint['health']}, saved {age(checkpoint['age_s'])} ago{newest_healthy}"
 
 
-def _risk_line(run: dict[str, Any]) -> str:
+def risk_line(run: dict[str, Any]) -> str:
+    """What would be lost if the run died now."""
     risk = run["at_risk"]
     if run["state"] == "completed":
         return "nothing, the run is complete"
@@ -210,87 +208,3 @@ def _target_text(incident: Incident) -> str:
     if incident.checkpoint_step is None:
         return ""
     return f" from step {incident.checkpoint_step:,} ({incident.checkpoint_path})"
-
-
-# --- checkpoints ----------------------------------------------------------------------------------
-
-
-@click.command(short_help="Each checkpoint with its health and why.")
-@click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="One JSON list.")
-@click.option("--restore", metavar="FILE", help="Take this one (or this step) out of quarantine.")
-def checkpoints(name: str | None, *, as_json: bool, restore: str | None) -> int:
-    """List the checkpoints of a run by step, each with its health and the reason."""
-    directory = only_directory(name)
-    rows = list(_checkpoint_rows(directory))
-    if restore is not None:
-        return _restore(directory, rows, restore)
-    if as_json:
-        echo_json(rows)
-    elif not rows:
-        click.echo("no checkpoint seen")
-    else:
-        head = ("step", "health", "size", "saved", "vault", "file", "why")
-        click.echo(table(head, [_checkpoint_cells(row) for row in rows]))
-    return 0
-
-
-def _restore(directory: Path, rows: Iterable[dict[str, Any]], wanted: str) -> int:
-    """Put a quarantined checkpoint back to where the script wrote it."""
-    if is_held(directory):
-        raise UsageError(
-            f"run {directory.name} is supervised, and its script may take the newest checkpoint",
-            hint=f"overnight stop {directory.name} first",
-        )
-    known = {str(row["quarantine_path"]): row for row in rows if row["quarantined"]}
-    found = [
-        path
-        for path, row in known.items()
-        if wanted in (path, row["path"], str(row["step"])) or row["path"] == os.path.abspath(wanted)  # noqa: PTH100
-    ]
-    if len(found) != 1:
-        what = "more than one" if found else "no"
-        raise UsageError(
-            f"{what} quarantined checkpoint is called {wanted}",
-            hint="overnight checkpoints lists them; the whole path of one always works",
-        )
-    from overnight.app import restore_checkpoint
-
-    click.echo(f"put back: {restore_checkpoint(Path(found[0]))}")
-    return 0
-
-
-def _checkpoint_rows(directory: Path) -> Iterable[dict[str, Any]]:
-    if is_held(directory):
-        try:
-            found = ask(directory, "checkpoints").get("checkpoints")
-        except ControlError:
-            found = None
-        if isinstance(found, list):
-            return found
-    reader = StoreReader(directory)
-    entries = reader.checkpoints()
-    reader.close()
-    rows = [
-        checkpoint_json(entry, Health(entry.health), entry.health_reason)
-        for entry in entries
-        if entry.available
-    ]
-    return sorted(rows, key=lambda row: (row["step"] is None, row["step"] or 0))
-
-
-def _checkpoint_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        "?" if row["step"] is None else f"{row['step']:,}",
-        row["health"],
-        f"{row['size_bytes'] / 2**20:.1f} MiB",
-        f"{age(time.time() - row['saved_utc'])} ago",
-        "yes" if row["vaulted"] else "aside" if row.get("quarantined") else "",
-        _near(row["path"]),
-        row["reason"],
-    )
-
-
-def _near(path: str) -> str:
-    """The path as seen from here, where that is shorter."""
-    return min(os.path.relpath(path), path, key=len)

@@ -272,6 +272,7 @@ class Run:
             "started_utc": self.started_utc,
             "record_count": self.record_count,
             "first_step": self.first_step,
+            "max_loss_s": self.settings.max_loss_s,
             "worker": attempt.identity if attempt and attempt.exited is None else None,
             "hello": dict(self.hello) if self.hello else None,
             "total_steps": self.total_steps,

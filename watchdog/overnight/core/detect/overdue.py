@@ -59,7 +59,8 @@ class OverdueDetector:
             severity=Severity.WARNING,
             reason=(
                 f"{at_risk_s / 60:.0f} min of work would be lost now: {newest}"
-                f" (at most {self._max_loss_s / 60:.0f} min wanted)"
+                f" (at most {self._max_loss_s / 60:.0f} min wanted;"
+                " overnight checkpoints says how often to save)"
             ),
             evidence={"at_risk_s": at_risk_s, "max_loss_s": self._max_loss_s},
         )
