@@ -53,7 +53,7 @@ def test_floods_neither_stall_nor_grow_the_supervisor(box, body):
     assert rss < 80 << 20
     live.process.terminate()
     said = live.finish().err
-    assert box.incidents()[0]["cause"] == "host-oom"
+    assert box.incidents()[0]["cause"] == "host-memory"
     assert ("long lines are cut" in said) == (body in (LONG_LINES, NO_NEWLINE))
 
 

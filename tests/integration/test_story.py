@@ -52,7 +52,10 @@ def test_nan_at_night(box, torch_worker):
     assert incident["fault"] == "loss-nonfinite"
     assert incident["onset_step"] == 215
     assert incident["checkpoint"]["step"] == 96  # 120 has only 95 clean steps behind it
-    assert "step_00000216 is corrupt: " in done.err  # saved after the onset, and known as that
+    aside = [row for row in box.json("checkpoints", "night") if row["quarantined"]]
+    names = {Path(row["path"]).name: row["health"] for row in aside}
+    assert set(names) >= {f"step_{step:08d}" for step in (120, 144, 168, 192, 216)}
+    assert names["step_00000216"] in ("suspect", "corrupt")  # saved after the onset
     assert (incident["lr_scale_after"], incident["lr_proof"]) == (0.5, "proved")
     before = {m["step"]: m["lr"] for m in box.metrics(1) if "lr" in m}
     after = {m["step"]: m["lr"] for m in box.metrics(2) if "lr" in m}
