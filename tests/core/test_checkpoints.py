@@ -40,10 +40,33 @@ def entry(record: int, *, saved: float | None = None, **more) -> Entry:
 )
 def test_newer_than_the_target(other, health, aside):
     rows = [(TARGET, Health.HEALTHY), (other, health)]
-    assert to_set_aside(rows, TARGET) == ([other] if aside else [])
+    found = to_set_aside(rows, TARGET, latest=True, by_pattern=True)
+    assert found == ([other] if aside else [])
 
 
 def test_without_a_target_everything_of_the_run():
     own, foreign = entry(200), entry(0, position=BEFORE_ALL, abandoned=True)
     rows = [(own, Health.HEALTHY), (foreign, Health.VERIFIED)]
-    assert to_set_aside(rows, None) == [own]
+    assert to_set_aside(rows, None, latest=True, by_pattern=True) == [own]
+
+
+@pytest.mark.parametrize(
+    ("name", "latest", "by_pattern", "aside"),
+    [
+        ("/o/400", False, False, True),
+        ("/o/last.ckpt", False, False, False),
+        ("/o/losses.pt", False, True, False),
+        ("/elsewhere/400", False, False, False),
+        ("/o/sample_400.pt", False, False, False),
+        ("/o/last.ckpt", True, False, True),
+        ("/o/losses.pt", True, False, False),
+        ("/o/losses.pt", True, True, True),
+        ("/o/sample_400.pt", True, False, True),
+    ],
+)
+def test_only_what_may_be_a_checkpoint_is_moved(name, latest, by_pattern, aside):
+    """A script also saves losses and samples, and looks for them when it resumes."""
+    other = entry(400, identity=Identity(name, 4, 4, 1))
+    rows = [(TARGET, Health.HEALTHY), (other, Health.VERIFIED)]
+    found = to_set_aside(rows, TARGET, latest=latest, by_pattern=by_pattern)
+    assert found == ([other] if aside else [])

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from pathlib import PurePath
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from overnight.core.events import Health, Identity, Target
 from overnight.core.placing import BEFORE_ALL
 from overnight.core.story import Entry
+
+_WORDS = re.compile(
+    r"last|latest|newest|current|resume|ckpt|checkpoint|model|state|snapshot|weights|epoch|step",
+    re.IGNORECASE,
+)
 
 
 class CheckpointsConfig(BaseModel):
@@ -32,11 +39,16 @@ class CheckpointsConfig(BaseModel):
         return (value,) if isinstance(value, str) else value
 
 
-def to_set_aside(rows: Iterable[tuple[Entry, Health]], target: Entry | None) -> list[Entry]:
-    """What a script that looks for its newest checkpoint must not find when `target` is resumed.
+def to_set_aside(
+    rows: Iterable[tuple[Entry, Health]], target: Entry | None, *, latest: bool, by_pattern: bool
+) -> list[Entry]:
+    """What a script must not find when `target` is resumed.
 
     All of the run that came later, and what was saved at the same moment and is no good; with no
-    target everything of the run. What was there before the run is never touched.
+    target everything of the run. `latest`: the script takes its newest by itself, so whatever may
+    be a checkpoint counts (without a pattern, by its name: a script also saves losses and samples);
+    else only what is numbered like the target, for the script's rotation goes by the number. What
+    was there before the run is never touched.
     """
     return [
         entry
@@ -45,7 +57,28 @@ def to_set_aside(rows: Iterable[tuple[Entry, Health]], target: Entry | None) -> 
         and entry is not target
         and not (entry.abandoned and entry.position == BEFORE_ALL)
         and (target is None or _misleads(entry, health, target))
+        and (by_pattern or is_called_checkpoint(entry.identity.path) if latest else True)
+        and (latest or _numbered_alike(entry, target))
     ]
+
+
+def is_called_checkpoint(path: str) -> bool:
+    """Whether a name is one of a checkpoint: it has a number, or a word for it."""
+    name = PurePath(path).name
+    return _WORDS.search(name) is not None or re.search(r"\d", name) is not None
+
+
+def _numbered_alike(entry: Entry, target: Entry | None) -> bool:
+    shape, number = (
+        _shape(entry.identity.path),
+        re.search(r"\d", PurePath(entry.identity.path).name),
+    )
+    return number is not None and (target is None or shape == _shape(target.identity.path))
+
+
+def _shape(path: str) -> tuple[PurePath, str]:
+    """A path without the numbers in its name, and without its ending."""
+    return PurePath(path).parent, re.sub(r"\d+", "#", PurePath(path).stem)
 
 
 def _misleads(entry: Entry, health: Health, target: Entry) -> bool:

@@ -234,6 +234,11 @@ class Ledger:
         """Clean steps that make a state healthy."""
         return self._config.confirm_steps
 
+    @property
+    def by_pattern(self) -> bool:
+        """Whether the user has said what a checkpoint is."""
+        return bool(self._config.glob)
+
     def entries(self) -> list[Entry]:
         """All entries, oldest first."""
         return sorted(self._entries.values(), key=_age)

@@ -34,12 +34,14 @@ class Tidier:
         run, ledger = self._run, self._run.ledger
         chosen = ledger.find(target.path) if target is not None else None
         rows = [(entry, ledger.health(entry)[0]) for entry in ledger.entries()]
+        latest = run.means.route is Route.LATEST
+        aside = to_set_aside(rows, chosen, latest=latest, by_pattern=ledger.by_pattern)
         self.problem, self._placed = "", None
         self._order = Tidying(
-            aside=tuple(entry.identity for entry in to_set_aside(rows, chosen)),
+            aside=tuple(entry.identity for entry in aside),
             target=chosen.identity if chosen else None,
             source=chosen.path if chosen else None,
-            latest=run.means.route is Route.LATEST,
+            latest=latest,
             since_utc=run.started_utc,
         )
         self._until = self._effects.clock() + TIDY_S

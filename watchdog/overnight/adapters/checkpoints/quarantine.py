@@ -27,6 +27,12 @@ from overnight.core.events import Identity
 from overnight.core.orders import Tidied, Tidying
 
 QUARANTINE = ".overnight-quarantine"
+_FIXED = re.compile(
+    r"^(?!.*best).*(?:last|latest|newest|current|resume|ckpt|checkpoint|model|state|snapshot|weights)",
+    re.IGNORECASE,
+)
+"""A name under which a script looks for what it resumes from."""
+
 ORIGIN = ".origin"
 """The file beside a quarantined checkpoint that says where it came from."""
 
@@ -88,7 +94,8 @@ class Quarantine:
 
     def _move(self, order: Tidying, moved: list[tuple[Identity, str]]) -> None:
         paths = [Path(identity.path) for identity in order.aside]
-        paths += self._sight.unfinished(order.since_utc)
+        if order.latest:
+            paths += self._sight.unfinished(order.since_utc)
         if order.target is not None:
             paths += _half_written(Path(order.target.path), order.target)
         for path in dict.fromkeys(paths):
@@ -124,7 +131,7 @@ class Quarantine:
         """`last.ckpt` and its like are looked for by name; a best one is not resumed from."""
         for identity in moved:
             path = Path(identity.path)
-            fixed = step_of(path) is None and "best" not in path.name.lower()
+            fixed = step_of(path) is None and _FIXED.search(path.name) is not None
             if fixed and path.suffix == Path(target.path).suffix and not path.exists():
                 self._copy(Path(target.path), path)
 
