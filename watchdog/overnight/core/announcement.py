@@ -38,10 +38,9 @@ def announcement(plan: Plan) -> list[str]:
     sentence = plan.means.sentence
     if plan.means.route is Route.NONE:
         sentence += "; a script that cooperates says so when it starts"
-    if plan.recipe is not None:
+    if plan.recipe is not None and plan.recipe.args:
         sentence += f"; recipe {plan.recipe.name}"
-    if plan.recipe is not None and plan.recipe.advice and not plan.means.lowers_lr:
-        sentence += f" ({plan.recipe.advice})"
+        sentence += f" ({plan.recipe.advice})" if not plan.means.lowers_lr else ""
     lines.append(f"resume: {sentence}")
     if plan.probe:
         lines.append("probe: joins the worker when it imports torch")
