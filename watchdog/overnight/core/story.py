@@ -64,13 +64,13 @@ class Entry:
     def run_step(self) -> int | None:
         """The step of the run at which it was saved.
 
-        That of its name, where the log agrees (it may lag behind); not an epoch (`epoch_3.pt`), nor
-        a count of batches where the log counts updates.
+        That of its name, where the log agrees (it may lag behind, and so may we); not an epoch
+        (`epoch_3.pt`), nor a count of batches where the log counts updates.
         """
         named, logged = self.step, self.order_step
         if named is None or logged is None:
             return named if logged is None else logged
-        return named if logged <= named <= LAG * logged else logged
+        return named if logged <= LAG * named and named <= LAG * logged else logged
 
     @property
     def path(self) -> str:
