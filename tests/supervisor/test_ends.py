@@ -29,6 +29,20 @@ def test_a_script_that_stops_itself_on_a_bad_number_is_not_done(words):
     assert len(world.launches) == 2
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["Summary: NaN losses: 0", "bye"],
+        ["Loss is nan, stopping this sweep", *(f"result {n}: fine" for n in range(12))],
+    ],
+)
+def test_words_of_a_bad_number_that_do_not_end_it(words):
+    """A count of them, or some while ago: status 0 means done."""
+    world = World([*BEGIN, *(line(text) for text in words), dies(code=0)])
+    assert world.supervise() == 0
+    assert world.incidents == {}
+
+
 def test_a_script_that_has_trained_to_its_end_is_done():
     """Whatever its teardown does: nobody trains it again."""
     world = World([*BEGIN, line("Training complete."), dies(signal=11)])

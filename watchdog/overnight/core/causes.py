@@ -95,7 +95,7 @@ CAUSES = (
         "numeric",
         r"FloatingPointError|[Ll]oss is (?:infinite or |now )?(?:nan|NaN|NAN|inf|Inf)\b"
         r"|returned nan values|[Mm]inimum loss scale|loss scale (?:already at|reached) minimum"
-        r"|(?i:loss[ _]?scale) .{0,40}(?:below|at) (?:the )?minimum|NaN loss|Loss (?:NaN|nan)\b"
+        r"|(?i:loss[ _]?scale) .{0,40}(?:below|at) (?:the )?minimum|NaN loss\b|Loss (?:NaN|nan)\b"
         r"|gradients at all steps are invalid|Invalid loss, terminating|`training_step` is nan"
         r"|probability tensor contains either|[Ii]nput (?:X )?contains (?:NaN|infinity)"
         r"|found invalid values:|NanLossDuringTraining|Model diverged with loss"

@@ -323,7 +323,7 @@ def _by_kernel(known: FromKernel, signal: int | None, lines: _Lines) -> _Found |
                 continue
             if BY_NAME[name].pattern.search(line):
                 return _Found(BY_NAME[name], line)
-    if known.oom_kills and (signal == 9 or lines.root() is None):
+    if known.oom_kills and signal == 9:
         return _Found(BY_NAME["host-oom"], "")
     return None
 

@@ -26,6 +26,12 @@ from overnight.supervisor.run import Run
 FLUSH_S = 10.0
 """How long the end of the run waits for receivers and verifiers; the rest waits on disk."""
 
+RECENT_S = 120.0
+"""What the kernel said so long before a death has to do with it; earlier, with somebody else's."""
+
+LAST_WORDS = 10
+"""A bad number that ends a script with status 0 is told in so many last lines."""
+
 _AWAITED = (AlertSent, CheckpointSeen, CheckpointGone, CheckpointChecked, CheckpointSecured)
 
 
@@ -64,7 +70,7 @@ def death_of(attempt: Attempt, record: ExitRecord, effects: Effects) -> Death:
     """Why a worker has ended, by its own last words and what the kernel has to say."""
     before, now = attempt.oom_kills, effects.oom_kills()
     from_kernel = FromKernel(
-        kernel=effects.kernel_lines(attempt.started_at),
+        kernel=effects.kernel_lines(max(attempt.started_at, effects.clock() - RECENT_S)),
         oom_kills=None if before is None or now is None else now - before,
     )
     began = attempt.records > 0
@@ -73,14 +79,16 @@ def death_of(attempt: Attempt, record: ExitRecord, effects: Effects) -> Death:
     )
 
 
-def is_done(run: Run, record: ExitRecord, death: Death) -> bool:
-    """Whether the run is over: by the worker's status, unless its last words say otherwise.
+def is_done(run: Run, attempt: Attempt, record: ExitRecord, death: Death) -> bool:
+    """Whether the run is over: by the worker's status, unless its very last words say otherwise.
 
     Scripts stop themselves on a bad number with status 0, and crash in the teardown of a process
     that has trained to its end.
     """
     total, last = run.total_steps, run.last
     trained = total is not None and last is not None and last.step >= total
-    if record.code == 0:
-        return trained or death.fault not in NUMERIC_FAULTS
-    return death.cause == "completed"
+    if record.code != 0:
+        return death.cause == "completed"
+    words = " ".join(list(attempt.tail)[-LAST_WORDS:])
+    said = bool(death.evidence) and death.evidence[0] in words
+    return trained or not (said and death.fault in NUMERIC_FAULTS)
