@@ -28,7 +28,7 @@ def healed(box) -> int:
     return step
 
 
-@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize("link", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_script_that_takes_its_newest(box, link):
     """The poisoned steps 260 and 280 are out of its sight; a link to them leads to 160."""
     command = box.command(*NAN, "--latest", "--stride", "1", "--save-every", "20")

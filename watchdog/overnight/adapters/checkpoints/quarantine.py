@@ -180,7 +180,7 @@ def _half_written(target: Path, identity: Identity) -> list[Path]:
             if path != target
             and pattern.fullmatch(path.name)
             and not path.is_symlink()
-            and path.stat().st_mtime_ns > identity.mtime_ns
+            and path.stat().st_mtime_ns >= identity.mtime_ns
         ]
     return []
 
