@@ -22,7 +22,8 @@ from overnight.cli import cli
 from overnight.config import Config, parse_config
 from overnight.core import events, replay
 from overnight.core.arguments import PLACEHOLDERS
-from overnight.core.causes import CAUSES
+from overnight.core.cause_words import RULES
+from overnight.core.causes import CAUSES, Retry
 from overnight.core.lifecycle import State
 from overnight.core.proof import LrProof
 from overnight.core.resume import Route
@@ -174,8 +175,14 @@ def test_the_glossary_gives_each_fault_its_family() -> None:
 def test_the_glossary_has_every_cause_of_death() -> None:
     """A cause is in the alert, so it is in the glossary."""
     told = rows(section((DOCS / "glossary.md").read_text(), "Causes of death"))
-    known = {cause.name for cause in CAUSES} | {"completed", "unknown"}
-    assert known == told
+    assert told == set(CAUSES)
+    assert {rule.cause for rule in RULES} <= told
+
+
+def test_the_glossary_has_every_retry_class() -> None:
+    """What trying again is worth, by the names of the code."""
+    told = rows(section((DOCS / "glossary.md").read_text(), "Worth of a retry"))
+    assert told == {retry.value for retry in Retry}
 
 
 def alerting_faults() -> Iterator[str]:

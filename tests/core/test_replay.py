@@ -68,7 +68,7 @@ def test_json_is_plain() -> None:
     shown = public("a.log", report)
     assert json.loads(json.dumps(shown, allow_nan=False)) == shown
     assert (shown["last_loss"], shown["last_grad_norm"]) == ("-Infinity", "Infinity")
-    assert (shown["last_lr"], shown["exit_cause"]) == (None, None)
+    assert (shown["last_lr"], shown["exit_cause"]) == (None, "unknown")
     fields = {"fault", "severity", "line", "onset_step", "detected_step", "reason", "action"}
     assert all(set(verdict) == fields for verdict in shown["verdicts"])
 
@@ -144,14 +144,14 @@ TRACEBACK = ["Traceback (most recent call last):", '  File "train.py", line 3, i
         (["  traceback : Signal 9 (SIGKILL) received by PID 1322"], 1, "host-oom"),
         ([], -9, "host-oom"),
         ([], 139, "segfault"),
-        ([], 0, "completed"),
+        ([], 0, None),
         ([], None, None),
-        (["done"], None, "completed"),
+        (["done"], None, None),
         (["CUDA OutOfMemoryError in k-means, using CPU"], None, None),
         (["CUDA out of memory in eval, reduced batch size to 4 and continuing"], None, None),
         (["box:1:2 [0] NCCL INFO Connection closed by remote peer box<4711>"], None, None),
-        (["Exception ignored in: <function _Iter.__del__>", *TRACEBACK, "done"], None, "completed"),
-        (["Exception in thread Thread-3:", *TRACEBACK, "done"], None, "completed"),
+        (["Exception ignored in: <function _Iter.__del__>", *TRACEBACK, "done"], None, None),
+        (["Exception in thread Thread-3:", *TRACEBACK, "done"], None, None),
         (["torch.OutOfMemoryError: CUDA out of memory.", *healthy(9, first=100)], None, None),
     ],
 )
@@ -160,8 +160,7 @@ def test_the_end_of_a_log(words: list[str], exit_code: int | None, cause: str | 
     report = replayed([*healthy(20), *words], exit_code=exit_code)
     assert (report.death.cause if report.death else None) == cause
     deaths = [f for f in report.findings if f.verdict.cause]
-    died = cause not in (None, "completed")
-    assert [f.line for f in deaths] == ([20 + len(words[:-1]) + bool(words)] if died else [])
+    assert [f.line for f in deaths] == ([20 + len(words[:-1]) + bool(words)] if cause else [])
 
 
 def test_nan_that_only_the_exception_tells_is_a_numeric_fault() -> None:

@@ -150,6 +150,25 @@ def test_the_hugging_face_trainer_by_flags(box):
     assert json.loads(box.log(2).splitlines()[-1]) == {"finite": True, "overnight": False}
 
 
+def test_a_script_like_hugging_faces_examples_needs_no_flag(box):
+    """Recognised by its command: the recipe resumes it, the probe lowers its rate."""
+    (box.workdir / "train.py").write_text((WORKERS / "hf_example.py").read_text())
+    (box.workdir / "overnight.toml").write_text(RESTART)
+    flags = "--output_dir out --do_train --per_device_train_batch_size 8 --learning_rate 1e-2"
+    flags += " --gradient_accumulation_steps 2 --num_train_epochs 2 --save_steps 25"
+    flags += " --logging_steps 10 --report_to none --use_cpu true --disable_tqdm true"
+    argv = [*OVERNIGHT, "run", "--name", "night", "--probe", "--", PYTHON, "train.py"]
+    done = box.call([*argv, *flags.split()], timeout_s=110)
+    assert done.status == 0, done.err
+    assert "recipe hf-trainer" in done.err
+    [incident] = [i for i in box.incidents() if i["severity"] == "critical"]
+    assert (incident["action"], incident["lr_proof"]) == ("rollback", "proved")
+    lists = [line for line in box.log(2).splitlines() if line.startswith("[")]
+    given = json.loads(lists[0])
+    assert given[given.index("--resume_from_checkpoint") + 1] == incident["checkpoint"]["path"]
+    assert json.loads(box.log(2).splitlines()[-1])["finite"]
+
+
 def test_lightning_by_flags(box):
     """No probe, and nothing printed: its own CSV file is read, and shows half the rate."""
     (box.workdir / "train.py").write_text((WORKERS / "lightning_flags.py").read_text())

@@ -164,5 +164,9 @@ def _sentences(log: str, report: Report) -> Iterator[str]:
         yield "  nothing to report"
     if report.death is not None:
         yield f"  died of: {report.death.cause} ({report.death.hint})"
+    elif report.exit_cause == "numeric":
+        yield "  ended: numeric (the loss was not finite any more)"
+    else:
+        yield f"  ended: {report.exit_cause}"
     if report.hours_saved is not None and report.hours_saved >= 0.01:
         yield f"  would have saved {report.hours_saved:.1f} h"

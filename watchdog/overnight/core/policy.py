@@ -63,7 +63,7 @@ class Policy:
             )
         if action is Action.HALT:
             return self._halt(now, verdict.reason)
-        reboot = death is not None and death.retry is Retry.REBOOT
+        reboot = death is not None and death.retry is Retry.NEEDS_REBOOT
         spent = "a restart would fail until the reboot" if reboot else self._budget_spent(now)
         if spent:
             return self._halt(now, f"{verdict.reason}; {spent}")

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from overnight.core.detect.panel import Panel, PanelConfig
 from overnight.core.detect.stall import StallConfig, StallDetector, Witness
-from overnight.core.events import Action, LogChunk, Position, Severity, StepMetric, Verdict
-from overnight.core.exits import TAIL_LINES, Death, cause_of_end, tells
+from overnight.core.events import Action, Fault, LogChunk, Position, Severity, StepMetric, Verdict
+from overnight.core.exits import TAIL_LINES, Death, cause_of_end
 from overnight.core.formats.given import MetricsConfig, Search
 from overnight.core.policy import Policy
 from overnight.core.records import RecordStream
@@ -81,6 +81,7 @@ class Report:
     last_lr: float | None = None
     findings: list[Finding] = field(default_factory=list)
     death: Death | None = None
+    exit_cause: str = "unknown"
     timed: bool = False
     hours_saved: float | None = None
     lines: int = 0
@@ -262,16 +263,17 @@ class Replay:
 
     def _die(self, exit_code: int | None) -> None:
         report = self._report
-        tail = [(n, text) for n, seen, text in self._tail]
-        if not exit_code:  # without a status only the last words can tell
-            tail = [(n, t) for n, seen, t in self._tail if seen >= report.records - LATE_RECORDS]
+        # What the script went on after is no cause of its end.
+        tail = [(n, t) for n, seen, t in self._tail if seen >= report.records - LATE_RECORDS]
         began = report.records > 0
         death = cause_of_end(exit_code, [text for _number, text in tail], any_record=began)
-        report.death = death
-        if death is None or death.cause == "completed":
+        report.exit_cause = death.cause
+        if death.cause in ("completed", "unknown") and self._ended_nonfinite():
+            report.exit_cause = "numeric"
+        if not death.died:
             return
-        said = [number for number, text in tail if tells(text, death.cause)]
-        line = said[0] if said else report.lines
+        report.death = death
+        line = tail[-1 - death.back][0] if tail else report.lines
         last = report.last_step
         verdict = Verdict(
             at=self._clock.at,
@@ -284,6 +286,16 @@ class Replay:
             cause=death.cause,
         )
         self._add(verdict, line)
+
+    def _ended_nonfinite(self) -> bool:
+        """Whether the loss went bad and stayed so: a script that ran to its end on it failed."""
+        last = self._report.last_loss
+        bad = any(
+            finding.verdict.fault is Fault.LOSS_NONFINITE
+            and finding.verdict.severity is Severity.CRITICAL
+            for finding in self._report.findings
+        )
+        return bad and last is not None and not math.isfinite(last)
 
     def _hours_saved(self) -> float | None:
         first = next(
@@ -306,7 +318,7 @@ def public(log: str, report: Report) -> dict[str, Any]:
         "last_grad_norm": _plain(report.last_grad_norm),
         "last_lr": _plain(report.last_lr),
         "verdicts": [_verdict(finding) for finding in report.findings],
-        "exit_cause": report.death.cause if report.death else None,
+        "exit_cause": report.exit_cause,
     }
 
 

@@ -14,7 +14,7 @@ from overnight.core.events import (
     CheckpointSeen,
     ExitRecord,
 )
-from overnight.core.exits import Death, FromKernel, diagnose
+from overnight.core.exits import Death, diagnose
 from overnight.core.lifecycle import State
 from overnight.supervisor.attempt import Attempt
 from overnight.supervisor.inbox import Inbox
@@ -28,9 +28,6 @@ FLUSH_S = 10.0
 
 RECENT_S = 120.0
 """What the kernel said so long before a death has to do with it; earlier, with somebody else's."""
-
-LAST_WORDS = 10
-"""A bad number that ends a script with status 0 is told in so many last lines."""
 
 _AWAITED = (AlertSent, CheckpointSeen, CheckpointGone, CheckpointChecked, CheckpointSecured)
 
@@ -69,18 +66,17 @@ def finish(
 def death_of(attempt: Attempt, record: ExitRecord, effects: Effects) -> Death:
     """Why a worker has ended, by its own last words and what the kernel has to say."""
     before, now = attempt.oom_kills, effects.oom_kills()
-    from_kernel = FromKernel(
+    return diagnose(
+        record,
+        [line for line in attempt.tail if line],
+        any_record=attempt.records > 0,
         kernel=effects.kernel_lines(max(attempt.started_at, effects.clock() - RECENT_S)),
         oom_kills=None if before is None or now is None else now - before,
     )
-    began = attempt.records > 0
-    return diagnose(
-        record, [line for line in attempt.tail if line], any_record=began, from_kernel=from_kernel
-    )
 
 
-def is_done(run: Run, attempt: Attempt, record: ExitRecord, death: Death) -> bool:
-    """Whether the run is over: by the worker's status, unless its very last words say otherwise.
+def is_done(run: Run, record: ExitRecord, death: Death) -> bool:
+    """Whether the run is over: by the worker's status, unless its last words say otherwise.
 
     Scripts stop themselves on a bad number with status 0, and crash in the teardown of a process
     that has trained to its end.
@@ -89,6 +85,4 @@ def is_done(run: Run, attempt: Attempt, record: ExitRecord, death: Death) -> boo
     trained = total is not None and last is not None and last.step >= total
     if record.code != 0:
         return death.cause == "completed"
-    words = " ".join(list(attempt.tail)[-LAST_WORDS:])
-    said = bool(death.evidence) and death.evidence[0] in words
-    return trained or not (said and death.fault in NUMERIC_FAULTS)
+    return trained or not (death.died and death.fault in NUMERIC_FAULTS)

@@ -294,7 +294,7 @@ class Supervisor:
         record = attempt.exited
         assert record is not None
         death = death_of(attempt, record, self._effects)
-        if is_done(self._run, attempt, record, death):
+        if is_done(self._run, record, death):
             if self._recoverer.current is not None:
                 self._recoverer.conclude(LrProof.UNPROVEN if attempt.watch else None)
             self._run.life.apply(Event.COMPLETE)
