@@ -95,12 +95,12 @@ RULES = (
         r"|Signal: Bus error|terminated with signal SIGBUS|SIGBUS: 7>|caught signal 7\b"
         r"|\bline \d+: +\d+ Bus error|shm.{0,40}: Bus error|posix_fallocate failed : No space",
     ),
-    _rule("bus-error", _D, r"exitcode *: -7\b|return code = -7\b|Signal 7 \(SIGBUS\)"),
+    _rule("bus-error", _D, r"exitcode *: -7\b|(?:code|status)(?: =|:)? ?-7\b|Signal 7 \(SIGBUS\)"),
     # OSError: [Errno 28] No space left on device / [Errno 122] Disk quota exceeded
     _rule(
         "disk-full",
         _S,
-        r"[Nn]o space left on|Disk quota exceeded|Errno (?:28|122)\b|[Dd]isk (?:is )?full\b"
+        r"[Nn]o space left on|[Dd]isk quota exceeded|Errno (?:28|122)\b|[Dd]isk (?:is )?full\b"
         r"|database or disk is full|PytorchStreamWriter failed writing|File size limit exceeded"
         r"|ENOSPC|not enough (?:free )?(?:disk )?space|unexpected pos \d+ vs \d+",
     ),
@@ -109,7 +109,7 @@ RULES = (
         "host-oom",
         _S,
         r"Out of memory: Killed process|[Mm]emory cgroup out of memory|\boom[-_]kill\b"
-        r"|OOMKilled(?![\"']?: *false)|OOM [Kk]illed|OOM killer|node running low on memory"
+        r"|OOMKilled(?![\"']?: *false)|OOM[ -][Kk]illed|OOM killer|node running low on memory"
         r"|due to memory pressure|task \d+: Out Of Memory|\bOUT_OF_ME"
         r"|exceeded (?:job )?memory limit"
         r"|cgroup out-of-memory handler|earlyoom|systemd-oomd|ray\.exceptions\.OutOfMemoryError",
@@ -128,8 +128,9 @@ RULES = (
     _rule(
         "host-oom",
         _D,
-        r"exitcode *: -9\b|return code = -9\b|Signal 9 \(SIGKILL\)|(?:status|[Ee]xit [Cc]ode|"
-        r"exit code|exitcode):? *137\b|signal: killed|exit(?:ed)? on signal 9\b",
+        r"exitcode *: -9\b|(?:code|status)(?: =|:)? ?-9\b|Signal 9 \(SIGKILL\)"
+        r"|(?:status|[Ee]xit [Cc]ode|exit code|exitcode):? *137\b|signal: killed"
+        r"|exit(?:ed)? on signal 9\b",
     ),
     # FloatingPointError: Loss is infinite or NaN at iteration=412!
     # Exception: Current loss scale already at minimum - cannot decrease scale anymore.
@@ -151,7 +152,7 @@ RULES = (
         r"|(?:[Ll]oss|[Gg]radients?|grad_?norm|logits|activations|weights|[Oo]utputs?)\b.{0,20}"
         r"(?:contains?|has|have|are|is) (?:all )?(?:NaN|nan|inf|Inf|INF|NAN)s?\b"
         r"|(?:NaN|nan|Inf|inf)s? (?:loss |values? )?(?:was |were )?(?:detected|encountered|found)"
-        r"|[Ll]oss scale (?:\w+ ){0,4}(?:minimum|exhausted|too small)",
+        r"|[Ll]oss scale (?:\w+ ){0,6}(?:minimum|exhausted|too small)",
         loud=True,
     ),
     # ValueError: train/loss = nan at step 418
@@ -159,6 +160,7 @@ RULES = (
         "numeric",
         _S,
         r"(?:NaN|[Nn]an|NAN|[Ii]nf)s?\b.{0,40}(?:[Ll]oss|[Gg]rad)|[Cc]ontains? (?:NaN|nan)"
+        r"|\b[Ii]nfs? (?:or|and) NaNs?\b|\bNaNs? (?:or|and) [Ii]nfs?\b"
         r"|(?:[Ll]oss|[Gg]rad\w*)\b.{0,40}\b(?:NaN|nan|NAN|[Ii]nf|infinite|[Nn]on-?finite)\b",
         raised=True,
     ),
@@ -166,9 +168,9 @@ RULES = (
     _rule(
         "device-mismatch",
         _S,
-        r"(?:tensors|arguments|inputs).{0,30} on the same device|Input type .* and weight type .*"
+        r"(?:tensors|arguments|inputs?).{0,40} on the same device|Input type .* and weight type .*"
         r" should be|should be on the same device|indices should be either on cpu or"
-        r"|Expected object of (?:device|backend) type|must have its parameters and buffers on dev"
+        r"|Expected object of (?:device|backend)\b|must have its parameters and buffers on dev"
         r"|Expected a '?\w+'? device type for generator|found at least two devices"
         r"|can't convert \S+ device type tensor to numpy"
         r"|on conflicting devices"
@@ -190,7 +192,8 @@ RULES = (
         r"|(?:CUBLAS|CUDNN|CUSOLVER)_STATUS_ALLOC_FAILED|cudaMalloc\w* .{0,20}out of memory"
         r"|[Oo]ut of (?:GPU|device|video|VRAM) memory|GPU (?:is )?out of memory|OutOfDeviceMemory"
         r"|[Oo]ut of memory (?:on|allocating).{0,20}(?:GPU|device)|GPU OOM|^out of memory$"
-        r"|[Nn]ot enough (?:GPU|CUDA) memory|CUDA OOM",
+        r"|[Nn]ot enough (?:GPU|CUDA) memory|CUDA OOM|cupy\S{0,20}OutOfMemoryError"
+        r"|[Ff]ailed to allocate (?:CUDA|GPU|VRAM)\w{0,3} (?:buffer|memory)",
     ),
     # numpy.core._exceptions._ArrayMemoryError: Unable to allocate 30.5 GiB for an array
     _rule(
@@ -219,7 +222,7 @@ RULES = (
         r"|NCCL (?:operation|collective).{0,40}(?:timed out|timeout|failed)|NCCL timeout"
         r"|setting up NCCL communicator|Detected mismatch between collectives"
         r"|[Gg]loo.{0,160}[Tt]imed out"
-        r"|(?:NCCL|nccl).{0,120}unhandled system error"
+        r"|(?:NCCL|nccl).{0,120}unhandled system error|\bnccl[A-Z]\w+ failed"
         r"|monitoredBarrier|wait timeout after \d+ms|Ranks? .{0,40}failed to (?:pass"
         r"|reach) .*arrier",
     ),
@@ -254,7 +257,9 @@ RULES = (
         r"|free\(\): invalid|corrupted size vs|segfault occurred|munmap_chunk\(\)"
         r"|stack smashing detected",
     ),
-    _rule("segfault", _D, r"exitcode *: -11\b|return code = -11\b|Signal 11 \(SIGSEGV\)"),
+    _rule(
+        "segfault", _D, r"exitcode *: -11\b|(?:code|status)(?: =|:)? ?-11\b|Signal 11 \(SIGSEGV\)"
+    ),
     _rule("segfault", _D, r"(?:status|[Ee]xit [Cc]ode|exitcode):? *139\b|exited on signal 11\b"),
     # slurmstepd: error: *** JOB 11679031 ON gpu-node CANCELLED AT 2024-10-11T13:44:45 ***
     _rule(
@@ -277,7 +282,7 @@ RULES = (
         "killed",
         _D,
         r"STEP \S+ .*CANCELLED|Signal (?:15|2|1) \(SIG|exitcode *: -(?:15|2|1)\b"
-        r"|return code = -15\b",
+        r"|(?:code|status)(?: =|:)? ?-15\b",
     ),
     # ModuleNotFoundError: No module named 'flash_attn'
     _rule(
