@@ -41,7 +41,7 @@ _ERROR_NAME = re.compile(r"(?:Error|Exception|Interrupt|Exit|Mismatch|Failed)$")
 _HANDLED = re.compile(
     r"using CPU|[Ff]all(?:ing|s)? ?back|\b[Rr]etry(?:ing)?\b|will be skipped|[Ii]gnor(?:ing|ed)"
     r"|[Ss]kipp(?:ed|ing)|\b[Cc]ontinuing\b|[Rr]educ(?:ed|ing|e) (?:the )?(?:micro[- ]?)?batch"
-    r"|[Rr]ecover(?:ed|ing)\b|[Hh]andled\b|[Tt]ry(?:ing)? (?:again|batch|smaller|a smaller"
+    r"|\b[Rr]ecover(?:ed|ing)\b|\b[Hh]andled\b|[Tt]ry(?:ing)? (?:again|batch|smaller|a smaller"
     r"|with a sm)"
     r"|[Hh]alv(?:ing|ed)|using defaults?\b|[Cc]reating (?:it|a new)"
     r"|[Ss]tarting from scratch|attempt(?:ing)? to recover|[Rr]esum(?:ed|ing) (?:from|train)"
