@@ -202,7 +202,8 @@ RULES = (
         r"^(?:\w+\.)*_?(?:Array|Arrow)?MemoryError\b|bad_alloc|DefaultCPUAllocator"
         r"|Cannot allocate memory|Unable to allocate .* for an array|Errno 12\b"
         r"|(?<!socket, )\bmalloc.{0,20} failed"
-        r"|failed to allocate .{0,40}(?:host|CPU|pinned)|bad allocation|MemoryError\b",
+        r"|failed to allocate .{0,40}(?:host|CPU|pinned)|bad allocation|MemoryError\b"
+        r"|\bC error: out of memory",
     ),
     # NCCL watchdog thread terminated with exception: CUDA error: device-side assert triggered
     _rule("cuda-error", _S, r"terminated with exception: CUDA error"),
@@ -221,7 +222,7 @@ RULES = (
         r"|Timed out (?:initializing pro|waiting)"
         r"|NCCL (?:operation|collective).{0,40}(?:timed out|timeout|failed)|NCCL timeout"
         r"|setting up NCCL communicator|Detected mismatch between collectives"
-        r"|[Gg]loo.{0,160}[Tt]imed out"
+        r"|[Gg]loo.{0,160}(?:[Tt]imed out|[Tt]imeout)|[Tt]imeout.{0,80}join the (?:process )?group"
         r"|(?:NCCL|nccl).{0,120}unhandled system error|\bnccl[A-Z]\w+ failed"
         r"|monitoredBarrier|wait timeout after \d+ms|Ranks? .{0,40}failed to (?:pass"
         r"|reach) .*arrier",
@@ -255,7 +256,8 @@ RULES = (
         r" received|: 11>|\b.{0,20}received)|terminated with signal SIGSEGV|caught signal 11\b"
         r"|\bsegfault at\b|SIGSEGV\(-11\)|double free or corruption|malloc\w*\(\): "
         r"|free\(\): invalid|corrupted size vs|segfault occurred|munmap_chunk\(\)"
-        r"|stack smashing detected",
+        r"|stack smashing detected|corrupted double-linked list|corrupted unsorted chunks"
+        r"|invalid next size",
     ),
     _rule(
         "segfault", _D, r"exitcode *: -11\b|(?:code|status)(?: =|:)? ?-11\b|Signal 11 \(SIGSEGV\)"
@@ -270,6 +272,7 @@ RULES = (
         r" (?:a )?(?:[Ss]ignals?[. :]*)?(?:SIG(?:TERM|INT|HUP|QUIT|USR[12])|15\b|2 \(|termination)"
         r"|^\s*Terminated\b|^KeyboardInterrupt\b|killed by signal: (?:Terminated|Interrupt|Hangup)"
         r"|terminated with signal SIG(?:TERM|INT|HUP)|SIG(?:TERM: 15|INT: 2|HUP: 1)>|^\^C"
+        r"|[Tt]erminated by (?:signal )?SIG(?:TERM|INT|HUP|QUIT)\b"
         r"|\bline \d+: +\d+ Terminated\b|[Ii]nterrupted by (?:the )?user|task \d+: Terminated"
         r"|[Pp]reempt(?:ed|ion notice)|[Jj]ob (?:was )?(?:killed|cancell?ed)|^Hangup\b"
         r"|[Kk]eyboard ?"

@@ -241,8 +241,8 @@ def _add(signs: list[Sign], sign: Sign, latest: dict[str, int], rank: str, chain
         signs.append(sign)
         return
     old = signs[before]
-    if old.cause == "killed":
-        return
+    if old.cause in ("killed", "disk-full"):
+        return  # what is cleaned up afterwards can only fail of it
     cause_first = chain.startswith("The above")
     newer = sign.tier < old.tier or (
         not cause_first
