@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.core_lab import record
 
-from overnight.core.interval import History, advice, best_interval_s, daly_s, save_cost_s
+from overnight.core.events import Position
+from overnight.core.interval import (
+    History,
+    advice,
+    best_interval_s,
+    daly_s,
+    pace_s,
+    save_cost_s,
+)
 
 HOUR = 3600.0
 SEED = History(
@@ -73,3 +82,15 @@ def test_what_a_save_costs() -> None:
     assert save_cost_s(records, saves) == pytest.approx(8.0)
     assert save_cost_s(records, []) is None
     assert save_cost_s(records[:5], saves) is None
+
+
+def test_the_pace_leaves_out_waits_and_steps_taken_twice() -> None:
+    """2 s a step; an hour of waiting, then from step 60 again."""
+    first = [record(step, time_utc=2.0 * step) for step in range(0, 110, 10)]
+    again = [
+        record(step, position=Position(2, step), time_utc=3800.0 + 2.0 * (step - 60))
+        for step in range(60, 130, 10)
+    ]
+    assert pace_s([*first, *again]) == pytest.approx(2.0)
+    assert pace_s([first[-1], again[0]]) is None
+    assert pace_s([]) is None

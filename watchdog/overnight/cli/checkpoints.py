@@ -17,8 +17,8 @@ from overnight.adapters.lock import is_held
 from overnight.adapters.store import StoreReader
 from overnight.cli.query import describe_run, echo_json, only_directory, risk_line
 from overnight.cli.text import age, table
-from overnight.core.events import Health, Severity
-from overnight.core.interval import History, advice, save_cost_s
+from overnight.core.events import Health
+from overnight.core.interval import COSTLY, History, advice, pace_s, save_cost_s
 from overnight.core.story import checkpoint_json
 from overnight.errors import ControlError, UsageError
 
@@ -77,21 +77,19 @@ def _history(directory: Path) -> History:
     reader = StoreReader(directory)
     try:
         row, records, entries = reader.run() or {}, reader.records(), reader.checkpoints()
-        faults = [i for i in reader.incidents() if i.severity is Severity.CRITICAL and not i.drill]
+        faults = [i for i in reader.incidents() if i.action in COSTLY and not i.drill]
     finally:
         reader.close()
     timed = [r for r in records if r.time_utc is not None]
     begun = float(row.get("started_utc", time.time()))
     ended = max([begun, *(r.time_utc for r in timed if r.time_utc is not None)])
     own = sorted(entry.saved_utc for entry in entries if entry.position.attempt)
-    steps = timed[-1].step - timed[0].step if timed else 0
-    passed_s = (timed[-1].time_utc or 0.0) - (timed[0].time_utc or 0.0) if timed else 0.0
     gaps = [later - earlier for earlier, later in pairwise(own)]
     return History(
         observed_s=ended - begun,
         faults=len(faults),
         cost_s=save_cost_s([r.time_utc for r in timed if r.time_utc is not None], own),
-        step_s=passed_s / steps if steps > 0 else None,
+        step_s=pace_s(timed),
         interval_s=median(gaps) if gaps else None,
         max_loss_s=float(row.get("max_loss_s", 1800.0)),
     )

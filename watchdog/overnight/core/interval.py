@@ -13,6 +13,7 @@ from itertools import pairwise
 from statistics import median
 
 from overnight.core.alerting import duration_text
+from overnight.core.events import Action, StepMetric
 
 PRIOR_S = 48 * 3600.0
 """A run without a fault so far is taken for one that has a fault in 48 h more."""
@@ -22,6 +23,9 @@ MAX_OVERHEAD = 0.02
 
 LONGEST_S = 2 * 3600.0
 """Nobody should lose more, whatever a save costs."""
+
+COSTLY = frozenset({Action.RESTART, Action.ROLLBACK, Action.HALT})
+"""Incidents that ended so cost what was not saved; the others only told."""
 
 CHEAPEST_S = 1.0
 """A save whose cost does not show in the log."""
@@ -49,6 +53,20 @@ def save_cost_s(records_utc: Sequence[float], saved_utc: Sequence[float]) -> flo
         end - begin for begin, end in gaps if any(begin <= saved <= end for saved in saved_utc)
     ]
     return max(0.0, median(around) - usual) if around else None
+
+
+def pace_s(records: Sequence[StepMetric]) -> float | None:
+    """Seconds a step takes while the run runs: waits between attempts and steps taken twice do
+    not count. None where no two records of one attempt tell."""
+    paces = [
+        (after.time_utc - before.time_utc) / (after.step - before.step)
+        for before, after in pairwise(records)
+        if before.time_utc is not None
+        and after.time_utc is not None
+        and before.position.attempt == after.position.attempt
+        and before.step < after.step
+    ]
+    return median(paces) if paces else None
 
 
 @dataclass(frozen=True, slots=True)
