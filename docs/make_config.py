@@ -78,7 +78,7 @@ NOTES = {
         "of `config` lies beside the attempt's log and takes the place of the original in the "
         "command; files that it includes by relative paths are not found from there. After a "
         "`cuda-oom` the allocator gets `expandable_segments:True` first, beside what "
-        "`PYTORCH_CUDA_ALLOC_CONF` says already; `batch_args` come after a second one."
+        "`PYTORCH_CUDA_ALLOC_CONF` says already; `{batch}` comes after a second one."
     ),
     "policy.FAULT": (
         "FAULT is a name of the [glossary](glossary.md#faults), for example `[policy.loss-spike]`. "

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from core_lab import record
 from overnight.core.arguments import Values, fill, rate_arguments, resumed_command
 from overnight.core.proof import LrProof, LrWatch
-from overnight.core.resume import ResumeConfig, Route, base_lr, means_of
+from overnight.core.resume import ResumeConfig, Route, base_batch, base_lr, means_of
 
 VALUES = Values("out/250.pt", attempt=2, lr_scale=0.5, step=250, lr=1.5e-4, skip=(390, 410))
 PROVED, UNPROVEN, NOT_REDUCED = LrProof.PROVED, LrProof.UNPROVEN, LrProof.NOT_REDUCED
@@ -142,6 +142,46 @@ def test_a_rate_without_a_base_is_refused(command: str, config: dict) -> None:
     """The message says what to set."""
     with pytest.raises(ValueError, match="base_lr"):
         base_lr(shlex.split(command), ResumeConfig(**config))
+
+
+IN_FILE = {"config": "a.yaml", "config_values": {"data.batch": "{batch}"}}
+
+
+@pytest.mark.parametrize(
+    ("command", "config", "in_file", "expected"),
+    [
+        pytest.param("t --bs 32", {"batch_args": "--bs {batch}"}, None, 32, id="command"),
+        pytest.param("t bs=8", {"batch_args": "bs={batch}"}, None, 8, id="joined"),
+        pytest.param("t a.yaml", IN_FILE, 16.0, 16, id="file"),
+        pytest.param("t --bs 32", {}, None, None, id="not-used"),
+    ],
+)
+def test_the_base_of_the_batch_size(
+    command: str, config: dict, in_file: float | None, expected: int | None
+) -> None:
+    resume = ResumeConfig(**config)
+    assert base_batch(shlex.split(command), resume, in_file=in_file) == expected
+    assert means_of(resume, None).halves_batch is (expected is not None)
+
+
+@pytest.mark.parametrize("config", [{"batch_args": "--bs {batch}"}, IN_FILE])
+def test_a_batch_size_without_a_base_is_refused(config: dict) -> None:
+    with pytest.raises(ValueError, match="write it there"):
+        base_batch(("t", "--bs", "auto"), ResumeConfig(**config))
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"args": "--resume {checkpoint} --bs {batch}"}, "belongs into batch_args"),
+        ({"env": {"BS": "{batch}"}}, "belongs into batch_args"),
+        ({"batch_args": "--bs 8"}, "say no {batch}"),
+    ],
+)
+def test_the_batch_size_has_its_place(config: dict, problem: str) -> None:
+    """Elsewhere it would be empty until the second out-of-memory death."""
+    with pytest.raises(ValueError, match=problem):
+        ResumeConfig(**config)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from overnight.core.announcement import Plan, announcement
 from overnight.core.environment import worker_environment
 from overnight.core.events import AlertSent
 from overnight.core.recipes import Recipe
-from overnight.core.resume import base_lr
+from overnight.core.resume import base_batch, base_lr
 from overnight.errors import UsageError
 from overnight.preflight import (
     Order,
@@ -45,7 +45,7 @@ from overnight.preflight import (
     keepsake_of,
     locked,
     memory_of,
-    rate_in_file,
+    numbers_in_file,
     refuse_living_worker,
     refuse_unseen_end,
     script_files,
@@ -140,7 +140,9 @@ def _undo_drill(order: Order) -> None:
 def _settings(order: Order, receivers: tuple[Receiver, ...]) -> Settings:
     config = order.config
     try:
-        rate = base_lr(order.command, config.resume, in_file=rate_in_file(order))
+        given = numbers_in_file(order)
+        rate = base_lr(order.command, config.resume, in_file=given.get("{lr}"))
+        batch = base_batch(order.command, config.resume, in_file=given.get("{batch}"))
     except ValueError as error:
         raise UsageError(str(error)) from None
     secrets = [*config.notify.receivers, *(receiver.url.reveal() for receiver in receivers)]
@@ -166,6 +168,7 @@ def _settings(order: Order, receivers: tuple[Receiver, ...]) -> Settings:
         grace_s=config.run.grace_s,
         max_loss_s=config.checkpoints.max_loss_s,
         base_lr=rate,
+        base_batch=batch,
         observe=order.observe,
         drill_s=order.drill_s,
     )

@@ -162,14 +162,14 @@ def wish_of(order: Order) -> adoption.Wish:
     return adoption.Wish(order.command, chosen, order.lr_scale)
 
 
-def rate_in_file(order: Order) -> float | None:
-    """The learning rate of the script's own config file, where that is what will be patched.
+def numbers_in_file(order: Order) -> dict[str, float]:
+    """Placeholder -> the number that the script's own config file gives where it will stand.
 
     Raises UsageError for a file that cannot be patched, or that a resume could not name.
     """
     resume = order.config.resume
     if resume.config is None:
-        return None
+        return {}
     words = [*order.command, *resume.templates, *order.config.run.env.values()]
     if with_file(words, resume.config, "") == words and "{config}" not in " ".join(words):
         raise UsageError(
@@ -177,11 +177,11 @@ def rate_in_file(order: Order) -> float | None:
             hint="write it as the command does, or use {config} in args, env or command",
         )
     path = order.workdir / resume.config
-    rates = [key for key, text in resume.config_values.items() if text == "{lr}"]
     try:
-        return number_at(path, rates[0] if rates else "")
+        found = {text: number_at(path, key) for key, text in resume.config_values.items()}
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    return {text: number for text, number in found.items() if number is not None}
 
 
 def told_of(

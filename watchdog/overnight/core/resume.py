@@ -47,7 +47,7 @@ class ResumeConfig(BaseModel):
     batch_args: tuple[str, ...] = Field(
         (),
         description='e.g. ["--batch-size", "{batch}"]: half of what the command gives,'
-        " after a second cuda-oom",
+        " after a second cuda-oom ({batch} may stand in config_values, too)",
     )
     base_lr: float | None = Field(
         None, gt=0, description="learning rate that {lr} is a fraction of, unless in the command"
@@ -88,6 +88,14 @@ class ResumeConfig(BaseModel):
         return value
 
     @model_validator(mode="after")
+    def _batch_has_its_place(self) -> ResumeConfig:
+        if self.batch_args and not any("{batch}" in text for text in self.batch_args):
+            raise ValueError('batch_args say no {batch}, as in ["--batch-size", "{batch}"]')
+        if any("{batch}" in text for text in (*self.args, *self.command, *self.env.values())):
+            raise ValueError("{batch} belongs into batch_args or config_values: it changes seldom")
+        return self
+
+    @model_validator(mode="after")
     def _patch_is_whole(self) -> ResumeConfig:
         if (self.config is None) != (not self.config_values):
             raise ValueError("config and config_values belong together: the file, and what to set")
@@ -98,6 +106,11 @@ class ResumeConfig(BaseModel):
         """All texts in which placeholders are filled."""
         values = (*self.env.values(), *self.config_values.values())
         return (*self.args, *self.command, *values)
+
+    @property
+    def halves_batch(self) -> bool:
+        """Whether it says where a smaller batch size goes."""
+        return any("{batch}" in text for text in (*self.batch_args, *self.config_values.values()))
 
     @property
     def is_silent(self) -> bool:
@@ -140,6 +153,24 @@ def base_lr(
     raise ValueError(
         "{lr} needs a base: the command does not give the flag that it replaces,"
         " so set [resume] base_lr (or write {lr_scale} instead)"
+    )
+
+
+def base_batch(
+    command: Sequence[str], config: ResumeConfig, *, in_file: float | None = None
+) -> int | None:
+    """The batch size that `{batch}` is a fraction of, in the command or in the file to be patched.
+
+    None when `{batch}` is not used. Raises ValueError when it is used and nothing gives a size.
+    """
+    if not config.halves_batch:
+        return None
+    for size in (given_number(command, config.batch_args, "{batch}"), in_file):
+        if size is not None and size >= 1:
+            return int(size)
+    raise ValueError(
+        "{batch} needs a base: neither the command nor the file gives the batch size that it"
+        " replaces, so write it there"
     )
 
 
@@ -225,5 +256,5 @@ def means_of(
         skips=skips,
         in_flight=in_flight,
         loads=loads,
-        halves_batch=bool(config.batch_args),
+        halves_batch=config.halves_batch,
     )

@@ -9,7 +9,6 @@ from pathlib import Path, PurePath
 from overnight.core.arguments import (
     Values,
     fill,
-    given_number,
     rate_arguments,
     resumed_command,
     with_file,
@@ -110,19 +109,19 @@ class Launcher:
 
     def _batch(self) -> int | None:
         """The batch size after OOMs that the allocator alone did not cure."""
-        settings = self._run.settings
-        given = given_number(settings.command, settings.resume.batch_args, "{batch}")
-        if self._run.relief < 2 or given is None:
+        base = self._run.settings.base_batch
+        if self._run.relief < 2 or base is None:
             return None
-        return max(1, int(given) >> (self._run.relief - 1))
+        return max(1, base >> (self._run.relief - 1))
 
     def _patched_values(self, values: Values, *, resumes: bool) -> dict[str, str]:
-        """What the copy of the script's config file gets; from scratch, only the rate."""
-        wanted = self._run.settings.resume.config_values
-        if not resumes:
-            rates = ("{lr}", "{lr_scale}") if values.lr_scale != 1.0 else ()
-            wanted = {key: text for key, text in wanted.items() if text in rates}
-        return {key: fill(text, values) for key, text in wanted.items()}
+        """What the copy of the script's config file gets; from scratch, only rate and batch."""
+        rates = ("{lr}", "{lr_scale}") if values.lr_scale != 1.0 else ()
+        return {
+            key: fill(text, values)
+            for key, text in self._run.settings.resume.config_values.items()
+            if (values.batch is not None if "{batch}" in text else resumes or text in rates)
+        }
 
     def _patch(self, values: Values, *, resumes: bool) -> None:
         settings = self._run.settings

@@ -60,6 +60,7 @@ class Settings:
     grace_s: float
     max_loss_s: float
     base_lr: float | None = None
+    base_batch: int | None = None
     observe: bool = False
     drill_s: float = 0.0
 
