@@ -331,15 +331,15 @@ RECORDS = [
 
 @given(
     st.sampled_from(RECORDS),
-    st.lists(st.sampled_from(FILLERS), max_size=8),
-    st.lists(st.sampled_from(FILLERS), max_size=8),
+    st.lists(st.sampled_from(FILLERS), max_size=5),
+    st.lists(st.sampled_from(FILLERS), max_size=5),
     st.integers(1, 40),
 )
 @settings(max_examples=300, deadline=None)
 def test_a_long_line_says_what_a_short_one_says(
     record: str, before: list[str], behind: list[str], times: int
 ) -> None:
-    """However many words stand around the numbers."""
+    """However many words stand around the numbers, up to MAX_LINE_CHARS."""
     short = read_line(f"words {record} ")
     long = read_line("".join(before) * times + record + " " + "".join(behind) * times)
     assert isinstance(short, Reading)

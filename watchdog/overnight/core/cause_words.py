@@ -244,6 +244,7 @@ RULES = (
         r"|\.cuh?:\d+.*Assertion|cudaError[A-Z]|CUDA_ERROR_|unspecified launch failure"
         r"|misaligned address|CUDA driver error|no kernel image is available|CUDA unknown error"
         r"|cuda runtime error|launch timed out|CUDA failure|CUDA initialization|cudaLaunchKernel"
+        r"|error from cudaGet"
         r"|cuDNN launch failure|Could not create cudnn|cuda(?:Memcpy|Malloc|Stream)\w*.{0,30}failed"
         r"|Unable to find a valid cuDNN|unable to find an engine to execute",
     ),

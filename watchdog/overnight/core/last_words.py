@@ -37,7 +37,7 @@ _ENDING = re.compile(
     r"(?:Error|Exception|Interrupt|Exit|Failed|Failure|Timeout|Invalid|Unavailable|Mismatch|Abort"
     r"|NotFound|OutOfResources|Detected|Diverged|Warning|StopIteration|KilledWorker)\w{0,12}$"
 )
-_ERROR_NAME = re.compile(r"(?:Error|Exception|Interrupt|Exit|Mismatch|Failed)$")
+_ERROR_NAME = re.compile(r"(?:Error|Exception|Interrupt|Exit|Mismatch|Failed|OutOfResources)$")
 _HANDLED = re.compile(
     r"using CPU|[Ff]all(?:ing|s)? ?back|\b[Rr]etry(?:ing)?\b|will be skipped|[Ii]gnor(?:ing|ed)"
     r"|[Ss]kipp(?:ed|ing)|\b[Cc]ontinuing\b|[Rr]educ(?:ed|ing|e) (?:the )?(?:micro[- ]?)?batch"
@@ -61,7 +61,7 @@ _DONE = re.compile(
     r"|(?:[Ss]av(?:ed|ing)|[Ww]rote) (?:the )?final (?:model|checkpoint|weights)"
     r"|[Ff]inal (?:model|checkpoint|weights) (?:was |were )?(?:saved|written)"
     r"|^\s*(?:[Aa]ll )?[Dd]one[.!]*$"
-    r"|\d epochs completed in|after training is done|Overall training speed|[Tt]otal training time"
+    r"|\d epochs completed in|after training is done|[Tt]otal training time"
     r"|[Rr]eached max(?:imum)?[_ ](?:steps|epochs|iterations)|max_steps reached"
     r"|All epochs (?:done|comp)"
     r"|[Ff]inal (?:test|eval|val|validation|train)\w*[ /_-](?:\w+[ :=]){0,2}|[Ee]xited successfully"
@@ -76,6 +76,7 @@ _NOT_DONE = re.compile(
     r"|[Ee]val\w*)"
     r"\b[ #:\[]*\d*\]?[ :,-]*(?:\w+ )?(?:[Tt]rain\w*|[Cc]omplet\w+|[Ff]inish\w+|[Dd]one)\b"
     r"|\bfor (?:epoch|fold|stage|phase)\b|\d+/\d+ (?:done|complete)|[Nn]ot saving"
+    r"| on hooks\)$"  # detectron2, also after an exception
 )
 _STOPS = re.compile(r"(?i)stop|terminat|abort|exit|halt|diverg|invalid in this epoch|kill")
 _ERROR = re.compile(

@@ -26,6 +26,8 @@ _LEVEL = re.compile(
     r"|\w{1,30}:(?=[^ ]))?"
     r"|([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ [^\]]{0,80}\] ?|:? ?([IWEF]) \w\S{1,80}\] ?"
 )
+# [177/train/578 (pid 28936)] [09c561ee] behind a time stamp
+_TAG = re.compile(r"\[(?=[^\[\]]*\d)[^\[\]]{1,60}\] ?")
 # [W ProcessGroupNCCL.cpp:1168] Warning: ...
 _GLOG_WARNS = re.compile(r"\[[IW][ \d]")
 _QUIET = frozenset({"DEBUG", "INFO", "WARNING", "WARN", "I", "W"})
@@ -48,17 +50,19 @@ def clean_line(line: str) -> Line:
         line if len(line) <= HEAD_CHARS + END_CHARS else line[:HEAD_CHARS] + " " + line[-END_CHARS:]
     )
     text = _ESCAPE.sub("", text).rstrip().rsplit("\r", 1)[-1]
-    rank, level = "", ""
-    for _ in range(4):
+    rank, level, stamped = "", "", False
+    for _ in range(6):
         before = text
         if match := _RANK.match(text):
             rank += match[0].strip()
             text = text[match.end() :]
         if match := _STAMP.match(text):
-            text = text[match.end() :]
+            text, stamped = text[match.end() :], True
             text = text[1:] if text.startswith(" ") and not text.startswith("  ") else text
         if not level and (match := _LEVEL.match(text)):
             level = next(group for group in match.groups() if group)
+            text = text[match.end() :]
+        if text == before and stamped and (match := _TAG.match(text)):
             text = text[match.end() :]
         if text == before:
             break
