@@ -123,6 +123,7 @@ class Watch:
         self._queue: queue.Queue[Report] = queue.Queue()
         self._clock = clock
         self.reports: list[Report] = []
+        self.pids: set[int | None] = {None}
         self.monitor = GpuMonitor(
             interval_s=0.05,
             visible=visible,
@@ -133,12 +134,18 @@ class Watch:
         )
         self.monitor.start()
 
+    def replaced(self, *before: int | None) -> int:
+        """Wait for another child than these and return its process id."""
+        self.until(lambda: bool(self.pids - {None, *before}))
+        return next(pid for pid in self.pids - {None, *before} if pid is not None)
+
     def until(self, wanted: Callable[[], bool]) -> None:
         """Turn the loop until something is so; fails when it does not come to be."""
         end = time.monotonic() + PATIENCE_S
         while not wanted():
             assert time.monotonic() < end, f"in vain; last reports: {self.reports[-3:]}"
             self.monitor.check(self._clock())
+            self.pids.add(self.monitor.pid)  # of a child that may be gone at the next turn
             with contextlib.suppress(queue.Empty):
                 self.reports.append(self._queue.get(timeout=0.05))
 

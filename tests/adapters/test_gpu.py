@@ -199,7 +199,7 @@ def test_an_unknown_failure_is_told_once_and_retried(nvml, watch):
     seen = watch(nvml.env())
     first = seen.monitor.pid
     assert not seen.trouble().permanent
-    seen.until(lambda: seen.monitor.pid not in {first, None})
+    seen.replaced(first)
     nvml.set(init_error=0)
     assert seen.sample()
     assert seen.troubles == ["NVML fails: Unknown Error"]
@@ -227,7 +227,7 @@ def test_when_every_card_is_lost_the_driver_is_opened_again(nvml, watch):
     first = seen.monitor.pid
     nvml.set({"gpu0.lost": 15})
     assert "GPU is lost" in seen.trouble().reason
-    seen.until(lambda: seen.monitor.pid not in {first, None})
+    seen.replaced(first)
     nvml.set({"gpu0.lost": None})
     assert seen.sample(lambda sample: sample.temperature_c == 54)
     assert len(seen.troubles) == 1
@@ -247,9 +247,8 @@ def test_a_hung_call_is_told_once_and_the_child_replaced(nvml, watch):
     assert trouble.reason == "telemetry stale: no answer from NVML for 1 s"
     assert not trouble.permanent
     assert trouble.at - last_sample_at < 2.0
-    seen.until(lambda: seen.monitor.pid not in {first, None})
-    second = seen.monitor.pid
-    seen.until(lambda: seen.monitor.pid not in {second, None})
+    second = seen.replaced(first)
+    seen.replaced(first, second)
     nvml.set({"delay_ms.nvmlDeviceGetPowerUsage": None})
     assert seen.sample().temperature_c == 54
     assert len(seen.troubles) == 1
