@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,16 +42,21 @@ def test_without_patterns_new_checkpoints_of_the_folder_are_found(
     assert watch.reports.silent_for(0.1)
 
 
-def test_a_folder_that_may_not_be_read_hides_nothing_else(tmp_path: Path) -> None:
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """One that any user may enter; each start of pytest closes its own to all others."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_a_folder_that_may_not_be_read_hides_nothing_else(open_folder: Path) -> None:
     """As an ordinary user: one closed folder must not end every search."""
     if os.getuid() != 0:
         pytest.skip("only root can make a folder that another user may not read")
-    shut = tmp_path / "lost+found"
+    shut = open_folder / "lost+found"
     shut.mkdir(mode=0o700)
-    (tmp_path / "step_1.pt").touch()
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == 0 and folder.name.startswith(("pytest", "test_")):
-            folder.chmod(0o755)
+    (open_folder / "step_1.pt").touch()
     code = (
         "import os, sys, queue; from pathlib import Path\n"
         "from overnight.adapters.checkpoints.discover import CheckpointWatcher\n"
@@ -59,9 +65,9 @@ def test_a_folder_that_may_not_be_read_hides_nothing_else(tmp_path: Path) -> Non
         " report=found.put).start()\n"
         "print(found.get(timeout=20).identity.path)"
     )
-    argv = [sys.executable, "-c", code, str(tmp_path)]
+    argv = [sys.executable, "-c", code, str(open_folder)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == str(tmp_path / "step_1.pt"), done.stderr
+    assert done.stdout.strip() == str(open_folder / "step_1.pt"), done.stderr
 
 
 @pytest.mark.parametrize(
