@@ -44,7 +44,7 @@ def test_without_patterns_new_checkpoints_of_the_folder_are_found(
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """One that any user may enter; each start of pytest closes its own to all others."""
+    """One that any user may enter (a start of pytest closes its own to others), called tmp…."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)

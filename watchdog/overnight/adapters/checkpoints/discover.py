@@ -252,7 +252,8 @@ class CheckpointWatcher:
 
     def _wanted(self, path: Path) -> bool:
         """Whether the path is one that the patterns (or the default rules) mean."""
-        near = path.parts[-1:] if self._patterns else path.parts[-2:]
+        given = bool(self._patterns) or path.parent in self._roots  # a folder somebody has named
+        near = path.parts[-1:] if given else path.parts[-2:]
         if path.is_symlink() or is_shard(path.name) or any(is_temporary(part) for part in near):
             return False
         if self._patterns:
