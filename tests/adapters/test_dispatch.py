@@ -33,6 +33,7 @@ class Inbox:
         return self._reports.get(timeout=20)
 
 
+@pytest.mark.slow
 def test_a_hanging_receiver_is_killed_and_then_the_next_gets_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -236,6 +236,7 @@ def test_when_every_card_is_lost_the_driver_is_opened_again(nvml, watch):
 # --- children that hang, die or babble -----------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_hung_call_is_told_once_and_the_child_replaced(nvml, watch):
     """Stale after the deadline; while calls go on hanging, nothing new is said; then data again."""
     seen = watch(nvml.env(), deadline_s=1.0)
@@ -361,6 +362,7 @@ def test_sigterm_ends_the_child_cleanly(nvml):
     child.communicate()
 
 
+@pytest.mark.slow
 def test_a_hung_child_does_not_outlive_its_parent(nvml):
     """Even inside a call that never returns, the end of stdin ends the process."""
     child = start_child(nvml)
