@@ -19,7 +19,6 @@ from typing import Any
 
 from overnight.adapters.checkpoints.complete import identity_of
 from overnight.adapters.checkpoints.discover import CheckpointWatcher
-from overnight.adapters.checkpoints.naming import step_of
 from overnight.adapters.checkpoints.patterns import anchored, fixed_prefix
 from overnight.adapters.checkpoints.pointers import pointers_in
 from overnight.adapters.checkpoints.quarantine import QUARANTINE
@@ -77,7 +76,8 @@ class Keepsake:
         source = Path(identity.path)
         copy = self._place / str(number) / source.name
         copy.parent.mkdir()
-        if not duplicate(source, copy, linkable=step_of(source) is not None):
+        # Never a link: a drill that begins at step 0 writes the same names again, in place.
+        if not duplicate(source, copy, linkable=False):
             raise OSError(errno.ENOSPC, "no room to keep a copy", str(source))
         return {"path": identity.path, "identity": _plain(identity), "copy": str(copy)}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from overnight.adapters.checkpoints.complete import identity_of
 from overnight.adapters.checkpoints.discover import CheckpointWatcher
+from overnight.adapters.checkpoints.naming import step_of
 from overnight.adapters.checkpoints.patterns import anchored, fixed_prefix, glob_regex
 from overnight.adapters.checkpoints.quarantine import Quarantine
 from overnight.adapters.checkpoints.vault import Vault
@@ -105,7 +106,8 @@ class Shelf:
 
     def secure(self, identity: Identity, *, in_place: bool, has_step: bool) -> None:
         """Make a protected copy; CheckpointSecured follows."""
-        linkable = has_step and not in_place
+        # By its name: a step that only the content tells is that of a file written again and again.
+        linkable = has_step and not in_place and step_of(Path(identity.path)) is not None
         beside = self._beside(Path(identity.path))
         self._vault.secure(identity, beside=beside, linkable=linkable)
 
