@@ -55,6 +55,12 @@ def rewritten(out: Path) -> None:
         file.write(b"other")
 
 
+def begun_again(out: Path) -> None:
+    """From step 0, into the same inode."""
+    with (out / "ckpt-100.pt").open("r+b") as file:
+        file.write(b"other")
+
+
 def replaced(out: Path) -> None:
     (out / "new").write_bytes(b"other")
     (out / "new").rename(out / "ckpt.pt")
@@ -88,7 +94,18 @@ def wiped(out: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [rewritten, replaced, rotated, added, relinked, unlinked, wiped, lambda _out: None]
+    "change",
+    [
+        rewritten,
+        begun_again,
+        replaced,
+        rotated,
+        added,
+        relinked,
+        unlinked,
+        wiped,
+        lambda _out: None,
+    ],
 )
 def test_as_it_was(tmp_path: Path, out: Path, change: Callable[[Path], None]):
     before = tree(out)
