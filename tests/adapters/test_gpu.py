@@ -362,7 +362,6 @@ def test_sigterm_ends_the_child_cleanly(nvml):
     child.communicate()
 
 
-@pytest.mark.slow
 def test_a_hung_child_does_not_outlive_its_parent(nvml):
     """Even inside a call that never returns, the end of stdin ends the process."""
     child = start_child(nvml)
